@@ -1,0 +1,72 @@
+# moe_route: builds the header, the demo and the tests. Needs a C compiler and make; the GPU, the CUDA driver and NVRTC are
+# found at run time.
+#
+#   make            moe_route.h, from src/ and kernels_src/
+#   make demo       one layer of a trained model, on the GPU where there is one
+#   make test       the tests that need no GPU
+#   make test-gpu   the same assertions on the GPU
+#   make clean
+
+CC ?= cc
+CFLAGS ?= -O2 -g
+LDLIBS = -lm -ldl -lpthread
+WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
+
+# What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
+KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h scores.h select.h tile.h vector.h \
+    route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
+# The implementation, each part after those that it uses.
+PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c \
+    cpu_route.c cpu_maps.c cpu_experts.c layer.c sequence.c cpu_operations.c operations.c explain.c)
+
+all: moe_route.h
+
+build:
+	@mkdir -p build
+
+build/amalgamate: tools/amalgamate.c src/api.h src/internal.h src/sha256.c kernels_src/args.h | build
+	$(CC) $(CFLAGS) -std=c99 -w -o $@ tools/amalgamate.c
+
+moe_route.h: build/amalgamate src/intro.h src/api.h src/internal.h LICENSE $(KERNELS) $(PARTS)
+	build/amalgamate $@ --public src/intro.h src/api.h --private src/internal.h --kernels $(KERNELS) --parts $(PARTS) --licence LICENSE
+
+# ---- the demo ----
+
+build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ examples/demo.c $(LDLIBS)
+
+# NVRTC comes from the toolkit, from the process's library path, or with pip into build/ when there is a GPU and none is found.
+demo: build/demo
+	@tools/with_nvrtc.sh build/demo
+
+# ---- tests ----
+
+include tests/emulation/emulation.mk
+
+SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
+DEVICE_TESTS = test_route test_maps test_layer
+HOST_TESTS = test_safetensors test_errors test_cache
+SANITIZED = -O1 -g -fno-omit-frame-pointer
+
+build/test_%: tests/test_%.c $(SUPPORT) | build
+	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+
+# The same under AddressSanitizer and UndefinedBehaviorSanitizer: for the host's own code, and for the emulated device.
+build/sanitized_%: tests/test_%.c $(SUPPORT) | build
+	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+
+CPU_RUNS = $(patsubst test_%,build/sanitized_%,$(HOST_TESTS)) $(addprefix build/,$(DEVICE_TESTS)) build/test_compile
+EMULATED_RUNS = $(patsubst test_%,build/sanitized_%,$(DEVICE_TESTS))
+
+test: moe_route.h build/demo $(CPU_RUNS) $(EMULATED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
+	tests/run.sh tests/test_header.sh tests/test_demo.sh $(CPU_RUNS) \
+	    $(addprefix 'LD_LIBRARY_PATH=build/emulation ',$(EMULATION_TESTS)) \
+	    $(EMULATED_RUNS:%='LD_LIBRARY_PATH=build/emulation TEST_DEVICE=gpu TEST_SIZE=small %')
+
+test-gpu: moe_route.h build/demo $(addprefix build/,$(DEVICE_TESTS))
+	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
+
+clean:
+	rm -rf build dist
+
+.PHONY: all demo test test-gpu clean

@@ -1,0 +1,125 @@
+/*
+  device.h: everything that a kernel needs from the machine: thread indices, barriers, warp collectives, rounding-exact
+  arithmetic, conversions, matrix fragments, memory access. Intrinsics and inline PTX stand here and nowhere else, so that
+  a second implementation of this one file runs the same kernels elsewhere. Nothing about experts or tokens belongs here.
+
+  Names: f32_* are single IEEE operations that the compiler may not fuse; half2 and bf162 are two 16-bit floats in one
+  32-bit word, the first in the low half.
+*/
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+#define KERNEL(name, max_threads, type) \
+    extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ type a)
+/* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */
+#define SHARED(type, name, count) __shared__ __align__(16) type name[count]
+
+struct __align__(16) u32x4 { u32 v[4]; };
+struct __align__(8) u32x2 { u32 v[2]; };
+
+/* ---- where am I ---- */
+DEVICE u32 thread_index() { return threadIdx.x; }
+DEVICE u32 block_threads() { return blockDim.x; }
+DEVICE u32 block_index_x() { return blockIdx.x; }
+DEVICE u32 block_index_y() { return blockIdx.y; }
+DEVICE u32 grid_blocks_x() { return gridDim.x; }
+DEVICE u32 grid_blocks_y() { return gridDim.y; }
+DEVICE u32 lane_index() { return threadIdx.x & 31u; }
+DEVICE u32 warp_index() { return threadIdx.x >> 5; }
+
+/* ---- barriers, and the order between kernels ---- */
+DEVICE void block_barrier() { __syncthreads(); }
+DEVICE void warp_barrier() { __syncwarp(); }
+
+/* Waits until the kernels before this one in the stream have finished and their writes are visible. Every block calls it
+   before it reads what they wrote, writes anything, or ends: only so is the kernel before them finished too when this one
+   is. Nothing where the GPU has no dependent launch. */
+DEVICE void wait_for_previous_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/* Lets the next kernel start its blocks; it still waits as above for what this one writes. */
+DEVICE void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* ---- warp collectives: all 32 lanes take part ---- */
+DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
+DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
+DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
+DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }
+DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }
+DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }
+DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }
+
+/* ---- bits ---- */
+DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }
+DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }
+DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }
+/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */
+DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+
+/* ---- exact single operations ---- */
+DEVICE float f32_add(float a, float b) { return __fadd_rn(a, b); }
+DEVICE float f32_mul(float a, float b) { return __fmul_rn(a, b); }
+DEVICE float f32_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float f32_div(float a, float b) { return __fdiv_rn(a, b); }
+
+/* ---- 16-bit floats ---- */
+DEVICE float f16_to_f32(u16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
+DEVICE u16 f32_to_f16(float f) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
+DEVICE float bf16_to_f32(u16 h) { return f32_from_bits((u32)h << 16); }
+DEVICE u16 f32_to_bf16(float f) { u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
+DEVICE u32 f32_to_half2(float lo, float hi) { u32 d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo)); return d; }
+DEVICE u32 f32_to_bf162(float lo, float hi) { u32 d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo)); return d; }
+DEVICE u32 half2_sub(u32 a, u32 b) { u32 d; asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
+DEVICE u32 half2_fma(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
+DEVICE u32 bf162_fma(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
+
+/* ---- matrix fragments: c[16 x 8] += a[16 x 16] * b[16 x 8], products exact, sums in f32 ----
+   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.
+   b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */
+DEVICE void matrix_multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE void matrix_multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* ---- global memory ---- */
+/* For weights: read once, by nobody else, never written while a kernel runs; not kept in L1. */
+DEVICE u32x4 load_weights_16(const void *p) {
+    u32x4 d;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(d.v[0]), "=r"(d.v[1]), "=r"(d.v[2]), "=r"(d.v[3]) : "l"(p));
+    return d;
+}
+DEVICE u32x2 load_weights_8(const void *p) {
+    u32x2 d;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(d.v[0]), "=r"(d.v[1]) : "l"(p));
+    return d;
+}
+DEVICE u32 load_weights_4(const void *p) {
+    u32 d;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(d) : "l"(p));
+    return d;
+}
+/* For what a kernel before this one wrote, and everything else: ordinary loads. */
+DEVICE u32x4 load_16(const void *p) { return *(const u32x4 *)p; }
+DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }
+DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }
+DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }
+DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }
+DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }
+
+/* ---- shared memory ---- */
+/* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */
+#define shared_load_4(array, i) (*(const int4 *)&(array)[i])

@@ -1,0 +1,6364 @@
+/*
+  moe_route.h: the Mixture-of-Experts layer at decode time on NVIDIA GPUs, from router logits to the combined output.
+  One header, no nvcc: the CUDA kernels are carried as text, compiled for the exact model by NVRTC on first use, kept on
+  disk, and launched through the driver API. SM80 to SM120; a CPU backend with the same API runs everywhere.
+
+  Version 0.1.0. SPDX-License-Identifier: MIT (the text stands at the end of this file).
+
+  Use: in ONE source file
+
+      #define MOE_ROUTE_IMPLEMENTATION
+      #include "moe_route.h"
+
+  and a plain #include "moe_route.h" wherever else it is used. C99, C11 or C++11 and newer; no CUDA header is needed, and
+  cuda.h or cuda_runtime.h beside it do no harm. Link with -lm, and with -ldl -lpthread where the C library keeps these
+  apart (glibc before 2.34).
+
+  This file is made from the project's src/ and kernels_src/; change those, not this.
+*/
+
+/*
+  api.h: every public declaration, with its documentation. What is here is what a user reads; nothing private belongs
+  in it. The text becomes the first part of moe_route.h.
+*/
+#ifndef MOE_ROUTE_H
+#define MOE_ROUTE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOE_ROUTE_VERSION_MAJOR 0
+#define MOE_ROUTE_VERSION_MINOR 1
+#define MOE_ROUTE_VERSION_PATCH 0
+#define MOE_ROUTE_VERSION "0.1.0"
+
+/* Linkage of the public functions. Define MOE_ROUTE_STATIC before every include to keep them private to one file. */
+#ifndef MOE_ROUTE_API
+#ifdef MOE_ROUTE_STATIC
+#define MOE_ROUTE_API static
+#else
+#define MOE_ROUTE_API extern
+#endif
+#endif
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Conventions
+
+   - Descriptions and argument structs are zero-initialised and filled by name. Zero means the default that the field's
+     comment gives; 0 as an address means "not given".
+   - Every function that can fail returns a moe_route_status. On failure nothing was launched and nothing was written,
+     and moe_route_message() gives the reason: the argument, its value and what is allowed.
+   - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
+     GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
+     its element size; x, y and rows also to the largest power of two up to 16 that divides a row's size in bytes.
+   - The caller owns all memory that it names. Weights and biases must stay valid for the layer's life, the arguments of a
+     call until the work has finished on its stream.
+   - After a layer is created no call allocates, synchronises, compiles or touches the disk: each one only launches
+     kernels on the given stream, and so may be captured into a CUDA graph.
+   - A layer is immutable: any number of threads and streams may use it at once, each with a workspace of its own.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef unsigned long long moe_route_address;
+
+/* The same types as CUstream and cudaStream_t, and as CUcontext; NULL is the legacy default stream. */
+typedef struct CUstream_st *moe_route_stream;
+typedef struct CUctx_st *moe_route_cuda_context;
+
+typedef enum moe_route_status {
+    MOE_ROUTE_OK = 0,
+    MOE_ROUTE_ERROR_ARGUMENT = 1,    /* a description or an argument is wrong */
+    MOE_ROUTE_ERROR_MEMORY = 2,      /* no host memory */
+    MOE_ROUTE_ERROR_NO_DEVICE = 3,   /* no NVIDIA driver, no such GPU, or no usable CUDA context */
+    MOE_ROUTE_ERROR_UNSUPPORTED = 4, /* the GPU, the driver or a combination of choices isn't supported */
+    MOE_ROUTE_ERROR_NO_COMPILER = 5, /* a variant has to be compiled and NVRTC can't be found */
+    MOE_ROUTE_ERROR_COMPILE = 6,     /* NVRTC refused a variant; the message holds its log */
+    MOE_ROUTE_ERROR_DRIVER = 7,      /* a CUDA driver call failed; the message names it */
+    MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation */
+    MOE_ROUTE_ERROR_FORKED = 9       /* the context was created before fork(); CUDA can't be used in the child */
+} moe_route_status;
+
+/* The status as a word, such as "ERROR_ARGUMENT". Never NULL. */
+MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Context: one device
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef enum moe_route_device {
+    MOE_ROUTE_DEVICE_DEFAULT = 0, /* the GPU where there is one, otherwise the CPU */
+    MOE_ROUTE_DEVICE_GPU = 1,
+    MOE_ROUTE_DEVICE_CPU = 2,     /* plain C over host addresses: the reference, and the fallback */
+    MOE_ROUTE_DEVICE_COMPILE = 3  /* no device: creating a layer compiles its variants for `compile_target` into the
+                                     cache. Nothing can be run. For filling a cache and for tests. */
+} moe_route_device;
+
+/* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't. */
+typedef struct moe_route_allocator {
+    void *(*alloc)(size_t size, void *user);
+    void (*free)(void *memory, void *user);
+    void *user;
+} moe_route_allocator;
+
+typedef enum moe_route_log_level { MOE_ROUTE_LOG_ERROR = 1, MOE_ROUTE_LOG_WARNING = 2, MOE_ROUTE_LOG_INFO = 3 } moe_route_log_level;
+
+/* Receives every error message, every warning (a cache that can't be used) and a line for each variant compiled or
+   loaded. May be called from any thread that uses the context. Without it the library is silent. */
+typedef struct moe_route_logger {
+    void (*log)(moe_route_log_level level, const char *message, void *user);
+    void *user;
+} moe_route_logger;
+
+typedef struct moe_route_context_desc {
+    moe_route_device device;
+    int32_t device_ordinal;              /* which GPU, from 0, when cuda_context is NULL */
+    moe_route_cuda_context cuda_context; /* NULL: the calling thread's current context (unless device_ordinal is above 0 and
+                                            names another GPU), otherwise the GPU's primary context, which is retained until
+                                            the context is destroyed */
+    uint32_t compile_target;             /* DEVICE_COMPILE: the architecture, 90 for sm_90 */
+    const char *cache_dir;               /* folder of the cubin cache. NULL: the environment's MOE_ROUTE_CACHE_DIR, else
+                                            XDG_CACHE_HOME/moe_route, else HOME/.cache/moe_route. "off": memory alone */
+    int32_t trust_shared_cache;          /* 1: use a cache folder that others can write, too */
+    const char *nvrtc_path;              /* libnvrtc, or the folder that holds it. NULL: MOE_ROUTE_NVRTC_PATH, then a
+                                            library already loaded, the toolkit, the system, pip's folders */
+    moe_route_allocator allocator;
+    moe_route_logger logger;
+} moe_route_context_desc;
+
+typedef struct moe_route_context moe_route_context;
+
+/* Creates a context. `desc` may be NULL for all defaults. On failure *context is still set, to an object that only
+   answers moe_route_message(), and must be destroyed; it is NULL when memory ran out. */
+MOE_ROUTE_API moe_route_status moe_route_context_create(const moe_route_context_desc *desc, moe_route_context **context);
+
+/* Destroys a context (NULL is allowed). Its layers must have been destroyed and its work finished. */
+MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context);
+
+/* Copies the message of the context's last failed call into `text` (cut to `size`, always terminated when size > 0) and
+   returns its full length. With several threads it is the last failure of any; the logger gets each. */
+MOE_ROUTE_API size_t moe_route_message(const moe_route_context *context, char *text, size_t size);
+
+typedef struct moe_route_context_info {
+    moe_route_device device;   /* never DEFAULT */
+    char name[128];            /* the GPU's name, or "CPU" */
+    uint32_t target;           /* architecture that variants are made for, 90 for sm_90; 0 on the CPU */
+    uint32_t num_multiprocessors;
+    uint32_t driver_version;   /* 13000 for CUDA 13.0; 0 without a driver */
+    uint32_t nvrtc_version;    /* likewise; 0 while NVRTC isn't loaded: it is loaded when something must be compiled */
+    char nvrtc_path[512];      /* empty while NVRTC isn't loaded */
+    char cache_dir[512];       /* empty when the disk isn't used */
+} moe_route_context_info;
+
+MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, moe_route_context_info *info);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Router description: logits [T, E] -> ids [T, k], weights [T, k]
+
+   The order of a token's ids is: descending selection score, then ascending expert id. A NaN logit or bias counts as
+   -inf, +0 and -0 are equal. Every row has k distinct ids in range and finite weights. An expert whose selection score is
+   -inf can't be selected: where fewer than k can be, the row ends with the lowest unused ids and weight 0.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef enum moe_route_dtype {
+    MOE_ROUTE_DTYPE_DEFAULT = 0, /* what the field's comment says */
+    MOE_ROUTE_F32 = 1,
+    MOE_ROUTE_F16 = 2,
+    MOE_ROUTE_BF16 = 3
+} moe_route_dtype;
+
+typedef enum moe_route_score {
+    MOE_ROUTE_SCORE_SOFTMAX = 0, /* exp(l[e] - max) / sum over all experts. Several logits of +inf share the weight */
+    MOE_ROUTE_SCORE_SIGMOID = 1  /* 1 / (1 + exp(-l[e])), which is 0 in f32 for l[e] below -88.7 */
+} moe_route_score;
+
+typedef enum moe_route_weight {
+    MOE_ROUTE_WEIGHT_SCORE = 0,            /* the expert's score; a selection bias never enters it */
+    MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED = 1  /* softmax of the logits over the selected experts */
+} moe_route_weight;
+
+typedef enum moe_route_renormalize {
+    MOE_ROUTE_RENORMALIZE_NONE = 0,
+    MOE_ROUTE_RENORMALIZE_SUM = 1 /* divide by (sum over the selected + renormalize_epsilon); all 0 where that is 0 */
+} moe_route_renormalize;
+
+typedef struct moe_route_router {
+    uint32_t num_experts;              /* E, 1 to 2048 */
+    uint32_t top_k;                    /* k, 1 to min(E, 64) */
+    moe_route_dtype logits_dtype;      /* default F32 */
+    moe_route_score score;
+    moe_route_address selection_bias;  /* f32 [E] or 0: experts are selected by score + bias. Without it they are selected
+                                          by logit, the same order before rounding */
+    moe_route_weight weight;
+    moe_route_renormalize renormalize;
+    float renormalize_epsilon;         /* 0 or positive: 1e-20, 1e-6, ... */
+    float scale;                       /* multiplies the weights at the end; 0: 1 */
+} moe_route_router;
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Experts description: y[t] = sum over j of weights[t, j] * (down[e] @ h + down_bias[e]), e = ids[t, j],
+                        h = silu(gate) * up, with gate and up the two parts of gate_up[e] @ x[t] + gate_up_bias[e]
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef enum moe_route_format {
+    MOE_ROUTE_FORMAT_NONE = 0,
+    MOE_ROUTE_FORMAT_F32 = 1,
+    MOE_ROUTE_FORMAT_F16 = 2,
+    MOE_ROUTE_FORMAT_BF16 = 3,
+    MOE_ROUTE_FORMAT_INT8 = 4, /* two's complement, one a byte; value = q * scale */
+    MOE_ROUTE_FORMAT_INT4 = 5  /* two a byte, the even column in the low half; value = (q - 8) * scale. K must be even */
+} moe_route_format;
+
+/* E matrices [N, K], each row holding the K inputs of one output column. */
+typedef struct moe_route_weights {
+    moe_route_format format;
+    moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
+    moe_route_address scales;     /* INT8, INT4: [E, N, ceil(K / group_size)] */
+    moe_route_dtype scales_dtype; /* default F16 */
+    uint32_t group_size;          /* inputs that share a scale: 32, 64 or 128 and a divisor of K; 0: one scale a row */
+    moe_route_address bias;       /* [E, N], or 0 */
+    moe_route_dtype bias_dtype;   /* default: the dtype of the activations */
+} moe_route_weights;
+
+typedef enum moe_route_gate_up_order {
+    MOE_ROUTE_GATE_UP_HALVES = 0,     /* rows 0 to I-1 are gate, I to 2I-1 are up */
+    MOE_ROUTE_GATE_UP_INTERLEAVED = 1 /* even rows are gate, odd rows are up */
+} moe_route_gate_up_order;
+
+typedef struct moe_route_experts {
+    uint32_t hidden_size;             /* H, 1 to 65536; 0 in a layer that only routes */
+    uint32_t intermediate_size;       /* I, 1 to 65536; 0 in a layer without weights */
+    moe_route_dtype dtype;            /* of x, y and the values between the two matmuls; default BF16 */
+    moe_route_weights gate_up;        /* N = 2I, K = H. FORMAT_NONE: this layer is used for its down matmul alone */
+    moe_route_weights down;           /* N = H, K = I. FORMAT_NONE: likewise for gate_up */
+    moe_route_gate_up_order gate_up_order;
+    uint32_t first_expert;            /* expert parallelism: the weights hold experts first_expert to ... */
+    uint32_t num_local_experts;       /* ... first_expert + num_local_experts - 1; 0: all from first_expert on. Ids outside
+                                         contribute nothing */
+} moe_route_experts;
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Layer: a router and, for all but routing, experts
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef enum moe_route_operation {
+    MOE_ROUTE_OPERATION_LAYER = 1,   /* moe_route_layer_run with logits */
+    MOE_ROUTE_OPERATION_ROUTE = 2,   /* moe_route_route */
+    MOE_ROUTE_OPERATION_MAPS = 4,    /* moe_route_maps */
+    MOE_ROUTE_OPERATION_MATMUL = 8,  /* moe_route_matmul */
+    MOE_ROUTE_OPERATION_EXPAND = 16, /* moe_route_expand */
+    MOE_ROUTE_OPERATION_COMBINE = 32,/* moe_route_combine */
+    MOE_ROUTE_OPERATION_EXPERTS = 64 /* moe_route_layer_run with given ids and weights */
+} moe_route_operation;
+
+typedef enum moe_route_switch { MOE_ROUTE_AUTO = 0, MOE_ROUTE_ON = 1, MOE_ROUTE_OFF = 2 } moe_route_switch;
+
+typedef struct moe_route_layer_desc {
+    moe_route_router router;
+    moe_route_experts experts;
+    uint32_t max_tokens;               /* largest T of any call, 1 to 1048576; default 16 */
+    uint32_t operations;               /* moe_route_operation values, or-ed: what the layer is prepared for. 0: LAYER with
+                                          both expert matrices, MATMUL with one, ROUTE with none */
+    moe_route_switch dependent_launch; /* programmatic dependent launch: let a kernel start while the one before it ends.
+                                          AUTO: on from SM90 on */
+    moe_route_switch fused_combine;    /* down matmul and combine in one kernel. AUTO: on while T * k is at most 512.
+                                          ON: required, which bounds max_tokens. OFF: two kernels */
+} moe_route_layer_desc;
+
+typedef struct moe_route_layer moe_route_layer;
+
+/* Creates a layer, and compiles or loads every kernel variant that it can need up to max_tokens. *layer is NULL on
+   failure. */
+MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc,
+                                                      moe_route_layer **layer);
+
+/* Destroys a layer (NULL is allowed). Its work must have finished. */
+MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer);
+
+/* Bytes of workspace that any of the layer's operations needs for `num_tokens` tokens. It grows with num_tokens. The
+   workspace must be aligned to 256 bytes; its content is of no interest before or after a call. */
+MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_layer *layer, uint32_t num_tokens,
+                                                              size_t *size);
+
+/* Fused layer: logits -> ids and weights -> experts -> y. */
+typedef struct moe_route_layer_args {
+    uint32_t num_tokens;                /* T, 0 to max_tokens */
+    moe_route_address logits;           /* [T, E]. 0: ids and weights are given */
+    moe_route_address ids;              /* int32 [T, k]. With logits an optional output, otherwise an input: ids may repeat,
+                                           those out of range contribute nothing */
+    moe_route_address weights;          /* f32 [T, k], likewise */
+    moe_route_address x;                /* [T, H] */
+    moe_route_address y;                /* [T, H]; may not overlap x */
+    moe_route_address num_valid_tokens; /* int32 [1], read by the kernels, or 0. Rows from there on are padding: id -1,
+                                           weight 0, y 0 */
+    moe_route_address workspace;
+    size_t workspace_size;
+    moe_route_stream stream;
+} moe_route_layer_args;
+
+MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer, const moe_route_layer_args *args);
+
+/* Expert maps: the stable sort by expert of the pairs p = t * k + j, for the local experts (E_local of them, numbered
+   from 0). "Row" is a position in that order; R <= T * k rows exist, the pairs of local experts. Each output is optional.
+   The two distinct arrays and their count describe the experts that at least one pair chose, in ascending order.
+   The block-aligned outputs give every expert a multiple of block_size rows: A rows in all, A = *aligned_rows, at most
+   moe_route_aligned_capacity(); all the capacity is written. */
+typedef struct moe_route_expert_maps {
+    moe_route_address expert_offsets;     /* int32 [E_local + 1]: first row of each expert, then R */
+    moe_route_address row_to_pair;        /* int32 [T * k]; -1 from row R on */
+    moe_route_address pair_to_row;        /* int32 [T * k]; -1 where the expert isn't local */
+    moe_route_address row_to_expert;      /* int32 [T * k]; -1 from row R on */
+    moe_route_address distinct_experts;   /* int32 [min(T * k, E_local)]; only the first *distinct_count are written */
+    moe_route_address distinct_offsets;   /* int32 [min(T * k, E_local) + 1]: first row of each, then R; likewise */
+    moe_route_address distinct_count;     /* int32 [1] */
+    uint32_t block_size;                  /* 0: no block-aligned outputs */
+    moe_route_address aligned_row_to_pair;/* int32 [capacity]; T * k in padding */
+    moe_route_address block_to_expert;    /* int32 [capacity / block_size]; -1 from block A / block_size on */
+    moe_route_address aligned_rows;       /* int32 [1] */
+} moe_route_expert_maps;
+
+/* Rows to allocate for aligned_row_to_pair, a multiple of block_size; 0 when block_size is 0 or the size overflows. */
+MOE_ROUTE_API size_t moe_route_aligned_capacity(const moe_route_layer *layer, uint32_t num_tokens, uint32_t block_size);
+
+/* Top-k, and the maps where any is asked for. One launch while T * k is at most 512. */
+typedef struct moe_route_route_args {
+    uint32_t num_tokens;
+    moe_route_address logits;           /* [T, E] */
+    moe_route_address ids;              /* int32 [T, k] */
+    moe_route_address weights;          /* f32 [T, k], or 0 */
+    moe_route_expert_maps maps;
+    moe_route_address num_valid_tokens; /* as in moe_route_layer_args */
+    moe_route_address workspace;        /* needed when maps are asked for and T * k is above 512 */
+    size_t workspace_size;
+    moe_route_stream stream;
+} moe_route_route_args;
+
+MOE_ROUTE_API moe_route_status moe_route_route(const moe_route_layer *layer, const moe_route_route_args *args);
+
+/* The maps of given ids. */
+typedef struct moe_route_maps_args {
+    uint32_t num_tokens;
+    moe_route_address ids;              /* int32 [T, k] */
+    moe_route_expert_maps maps;
+    moe_route_address num_valid_tokens;
+    moe_route_address workspace;
+    size_t workspace_size;
+    moe_route_stream stream;
+} moe_route_maps_args;
+
+MOE_ROUTE_API moe_route_status moe_route_maps(const moe_route_layer *layer, const moe_route_maps_args *args);
+
+typedef enum moe_route_matrix { MOE_ROUTE_MATRIX_GATE_UP = 0, MOE_ROUTE_MATRIX_DOWN = 1 } moe_route_matrix;
+
+/* One expert matmul: out[t, j] = W[ids[t, j]] @ x[t] (or x[t, j]) + bias, what ggml calls MUL_MAT_ID. Rows of padding
+   and of ids that aren't local are set to 0. */
+typedef struct moe_route_matmul_args {
+    uint32_t num_tokens;
+    moe_route_matrix matrix;
+    int32_t x_per_pair;                 /* 0: x is [T, K]. 1: x is [T, k, K] */
+    moe_route_address ids;              /* int32 [T, k] */
+    moe_route_address x;                /* of the layer's dtype */
+    moe_route_address out;              /* [T, k, N] of the layer's dtype */
+    moe_route_address num_valid_tokens;
+    moe_route_address workspace;
+    size_t workspace_size;
+    moe_route_stream stream;
+} moe_route_matmul_args;
+
+MOE_ROUTE_API moe_route_status moe_route_matmul(const moe_route_layer *layer, const moe_route_matmul_args *args);
+
+/* Expand: rows[r] = x[row_to_pair[r] / k]; rows from R on are set to 0. */
+typedef struct moe_route_expand_args {
+    uint32_t num_tokens;
+    moe_route_address x;           /* [T, H] */
+    moe_route_address row_to_pair; /* int32 [T * k], from the maps */
+    moe_route_address rows;        /* [T * k, H] */
+    moe_route_stream stream;
+} moe_route_expand_args;
+
+MOE_ROUTE_API moe_route_status moe_route_expand(const moe_route_layer *layer, const moe_route_expand_args *args);
+
+/* Combine (finalize): y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, accumulated in
+   f32; a pair whose row is outside 0 to T * k - 1 is left out. */
+typedef struct moe_route_combine_args {
+    uint32_t num_tokens;
+    moe_route_address rows;        /* [T * k, H] */
+    moe_route_address pair_to_row; /* int32 [T * k], from the maps. 0: rows are in pair order */
+    moe_route_address weights;     /* f32 [T, k] */
+    moe_route_address y;           /* [T, H] */
+    moe_route_stream stream;
+} moe_route_combine_args;
+
+MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, const moe_route_combine_args *args);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   What a layer will do, and what it was made of
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct moe_route_launch_info {
+    char kernel[32];       /* the kernel family, such as "route" */
+    char variant[384];     /* its compile-time constants, as NAME=VALUE words */
+    uint32_t grid[3];      /* blocks */
+    uint32_t block;        /* threads a block */
+    uint32_t static_shared_bytes;
+    int32_t dependent;     /* launched with programmatic dependent launch */
+    uint64_t weight_bytes; /* weights and scales it reads at most: every chosen expert distinct */
+} moe_route_launch_info;
+
+#define MOE_ROUTE_MAX_LAUNCHES 8
+
+typedef struct moe_route_plan {
+    uint32_t num_launches; /* 0 on the CPU backend */
+    moe_route_launch_info launches[MOE_ROUTE_MAX_LAUNCHES];
+    size_t workspace_size;
+} moe_route_plan;
+
+/* The launches of one operation at `num_tokens` tokens: made by the same code that launches. */
+MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *layer, moe_route_operation operation,
+                                                       uint32_t num_tokens, moe_route_plan *plan);
+
+/* The plan as text, a line a launch; copied and cut as moe_route_message() does. */
+MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text, size_t size);
+
+typedef enum moe_route_origin {
+    MOE_ROUTE_ORIGIN_COMPILED = 1, /* by NVRTC, in this process */
+    MOE_ROUTE_ORIGIN_CACHE = 2     /* read from the cubin cache */
+} moe_route_origin;
+
+typedef struct moe_route_variant_info {
+    char kernel[32];
+    char variant[384];
+    moe_route_origin origin; /* how this process first got it; later layers share it */
+    double milliseconds;     /* what that took: compiling, or reading; and loading into the driver */
+    size_t cubin_size;
+} moe_route_variant_info;
+
+/* How many variants the layer uses, and the description of one (0 to that number - 1; others are refused). */
+MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer);
+MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index,
+                                                       moe_route_variant_info *info);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MOE_ROUTE_H */
+
+#if defined(MOE_ROUTE_IMPLEMENTATION) && !defined(MOE_ROUTE_IMPLEMENTED)
+#define MOE_ROUTE_IMPLEMENTED
+
+/* ---- src/internal.h ---- */
+/*
+  internal.h: what the parts of the implementation share: private types, and the functions that one part offers the
+  others. Everything is static: the implementation is one translation unit. Nothing public belongs here.
+*/
+#ifndef MOER_HOST
+#define MOER_HOST 1
+
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+
+/* ---- kernels_src/args.h ---- */
+/*
+  args.h: the argument struct of every kernel, one definition for the host C and for the kernels. A kernel takes one such
+  struct by value. Addresses are 8 bytes on both sides and come first, so that the layouts agree on every host.
+  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, E_local local ones, pair p = t * k + j, row r.
+*/
+#ifdef MOER_HOST
+#define MOER_ADDRESS(type) moe_route_address
+#else
+#define MOER_ADDRESS(type) type *
+#endif
+
+/* Outputs of the maps; null where not wanted. */
+typedef struct moer_maps_out {
+    MOER_ADDRESS(int) expert_offsets;      /* [E_local + 1] */
+    MOER_ADDRESS(int) row_to_pair;         /* [T * k] */
+    MOER_ADDRESS(int) pair_to_row;         /* [T * k] */
+    MOER_ADDRESS(int) row_to_expert;       /* [T * k] */
+    MOER_ADDRESS(int) distinct_experts;    /* [min(T * k, E_local)] */
+    MOER_ADDRESS(int) distinct_offsets;    /* [min(T * k, E_local) + 1] */
+    MOER_ADDRESS(int) distinct_count;      /* [1] */
+    MOER_ADDRESS(int) aligned_row_to_pair; /* [aligned_capacity] */
+    MOER_ADDRESS(int) block_to_expert;     /* [aligned_capacity / block_size] */
+    MOER_ADDRESS(int) aligned_rows;        /* [1] */
+    unsigned int block_size;               /* 0: no aligned outputs */
+    unsigned int aligned_capacity;         /* a multiple of block_size */
+} moer_maps_out;
+
+/* route.cu and topk.cu */
+typedef struct moer_route_args {
+    MOER_ADDRESS(const void) logits;          /* [T, E] */
+    MOER_ADDRESS(const float) selection_bias; /* [E] */
+    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 */
+    MOER_ADDRESS(float) weights;              /* [T, k] or null */
+    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    moer_maps_out maps;
+    unsigned int num_tokens;
+    float renormalize_epsilon;
+    float scale;
+} moer_route_args;
+
+/* maps.cu: the sort of any number of pairs, in three launches */
+typedef struct moer_maps_args {
+    MOER_ADDRESS(const int) ids;              /* [T, k] */
+    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the
+                                                 first row of that share */
+    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */
+    MOER_ADDRESS(int) aligned_offsets;        /* [E_local + 1], or null without aligned outputs */
+    moer_maps_out maps;
+    unsigned int num_pairs;                   /* T * k */
+    unsigned int num_blocks;
+} moer_maps_args;
+
+/* matmul.cu: one expert weight matrix times the rows that chose the expert */
+typedef struct moer_matmul_args {
+    MOER_ADDRESS(const void) weights;          /* [E_local, N, K] */
+    MOER_ADDRESS(const void) scales;           /* [E_local, N, K / group] */
+    MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */
+    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */
+    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */
+    MOER_ADDRESS(const int) distinct_experts;
+    MOER_ADDRESS(const int) distinct_offsets;
+    MOER_ADDRESS(const int) distinct_count;
+    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
+    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
+    unsigned int num_pairs;
+    unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
+} moer_matmul_args;
+
+/* down.cu: the down matmul of a small batch, combined */
+typedef struct moer_down_args {
+    MOER_ADDRESS(const void) weights;          /* [E_local, H, I] */
+    MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */
+    MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */
+    MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */
+    MOER_ADDRESS(const float) router_weights;  /* [T, k] */
+    MOER_ADDRESS(void) y;                      /* [T, H] */
+    MOER_ADDRESS(const int) distinct_experts;
+    MOER_ADDRESS(const int) distinct_offsets;
+    MOER_ADDRESS(const int) distinct_count;
+    MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */
+    MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */
+    unsigned int num_tokens;
+} moer_down_args;
+
+/* expand.cu */
+typedef struct moer_expand_args {
+    MOER_ADDRESS(const void) x;         /* [T, H] */
+    MOER_ADDRESS(const int) row_to_pair;/* [T * k] */
+    MOER_ADDRESS(void) rows;            /* [T * k, H] */
+    unsigned int num_pairs;
+} moer_expand_args;
+
+/* combine.cu */
+typedef struct moer_combine_args {
+    MOER_ADDRESS(const void) rows;            /* [T * k, H] */
+    MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */
+    MOER_ADDRESS(const float) router_weights; /* [T, k] */
+    MOER_ADDRESS(void) y;                     /* [T, H] */
+    unsigned int num_tokens;
+} moer_combine_args;
+
+#define MOER_MAX_EXPERTS 2048u
+#define MOER_MAX_TOP_K 64u
+#define MOER_MAX_TOKENS 1048576u
+#define MOER_MAX_SIZE 65536u
+#define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+
+typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
+    unsigned char *data;
+    size_t size;
+} moer_bytes;
+
+/* ---- the kernel sources, which tools/amalgamate puts between this file and the first part of src/ ----
+   static const moer_source moer_sources[]: one for each file of kernels_src/; ends with a NULL name.
+   static const char moer_sources_digest[]: SHA-256 over all of them, in hexadecimal. */
+typedef struct moer_source {
+    const char *name;          /* "route.cu", "device.h" */
+    const char *const *pieces; /* string literals under 4,000 characters; joined they are the file. Ends with NULL */
+} moer_source;
+
+/* ---- platform.c: what differs between operating systems ---- */
+#if defined(_WIN32)
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+typedef SRWLOCK moer_mutex;
+typedef CONDITION_VARIABLE moer_condition;
+typedef HANDLE moer_file;
+#define MOER_NO_FILE INVALID_HANDLE_VALUE
+typedef struct moer_folder { /* being listed */
+    HANDLE search;
+    WIN32_FIND_DATAA entry;
+    int started;
+} moer_folder;
+typedef struct moer_locale {
+    int per_thread;
+    char saved[256];
+} moer_locale;
+#else
+#include <dirent.h>
+#include <pthread.h>
+typedef pthread_mutex_t moer_mutex;
+typedef pthread_cond_t moer_condition;
+typedef int moer_file;
+#define MOER_NO_FILE (-1)
+typedef struct moer_folder { /* being listed */
+    DIR *stream;
+} moer_folder;
+typedef struct moer_locale {
+    void *saved, *neutral;
+} moer_locale;
+#endif
+
+#define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
+
+static void moer_mutex_init(moer_mutex *mutex);
+static void moer_mutex_destroy(moer_mutex *mutex);
+static void moer_mutex_lock(moer_mutex *mutex);
+static void moer_mutex_unlock(moer_mutex *mutex);
+static void moer_condition_init(moer_condition *condition);
+static void moer_condition_destroy(moer_condition *condition);
+static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex);
+static void moer_condition_broadcast(moer_condition *condition);
+
+static double moer_milliseconds(void); /* of a clock that only serves for differences */
+static long moer_process_id(void);
+/* NULL when unset or empty, and always when the process runs with more rights than its user (setuid). */
+static const char *moer_environment(const char *name);
+
+typedef void (*moer_function)(void); /* any function's address; cast to its type before use */
+static void *moer_library_open(const char *path);   /* NULL when it can't be loaded. Never closed */
+static void *moer_library_loaded(const char *name); /* NULL unless this process has it loaded already */
+static moer_function moer_library_symbol(void *library, const char *name);
+static void moer_library_error(char *text, size_t size); /* why this thread's last moer_library_open failed */
+/* Folder of the library that a function lies in, without a closing slash; 0 when unknown. */
+static int moer_library_folder(moer_function function, char *folder, size_t size);
+
+/* Makes "C" this thread's locale, and puts back what it was. NVRTC 12 changes it, and reads numbers by it. */
+static void moer_locale_begin(moer_locale *locale);
+static void moer_locale_end(const moer_locale *locale);
+
+static int moer_home_folder(char *folder, size_t size);       /* of the user that the process acts as; 0: none */
+static int moer_executable_folder(char *folder, size_t size); /* without a closing slash; 0 when unknown */
+static int moer_path_is_absolute(const char *path);
+static int moer_path_absolute(const char *path, char *absolute, size_t size); /* 0 when it doesn't fit */
+static uint64_t moer_random(void); /* for names that must not collide; not a secret */
+
+/* Files. A call that failed leaves its reason in moer_system_error; interrupted system calls are repeated within. */
+typedef enum moer_path_kind { MOER_PATH_OTHER = 0, MOER_PATH_FILE = 1, MOER_PATH_FOLDER = 2 } moer_path_kind;
+typedef struct moer_file_info {
+    moer_path_kind kind;
+    uint64_t size;
+    int owned;              /* by the user that the process acts as */
+    int writable_by_others; /* by group or world */
+} moer_file_info;
+
+static void moer_system_error(char *text, size_t size);
+static moer_path_kind moer_path_inspect(const char *path); /* follows symbolic links; OTHER when there is nothing, too */
+static moer_file moer_file_open(const char *path);         /* to read; a symbolic link is refused */
+/* To write a file that must not exist. shared: the umask decides who may read and write it. */
+static moer_file moer_file_create(const char *path, int shared);
+static int moer_file_inspect(moer_file file, moer_file_info *info);
+static long moer_file_read(moer_file file, void *data, size_t size); /* bytes read, maybe fewer; 0 at the end; -1 */
+static long moer_file_write(moer_file file, const void *data, size_t size); /* bytes written, maybe fewer; -1 */
+static int moer_file_flush(moer_file file);
+static int moer_file_close(moer_file file); /* 0 when a write that was put off fails now */
+static int moer_file_rename(const char *from, const char *to); /* atomic; replaces */
+static int moer_file_remove(const char *path);
+static double moer_file_age(const char *path); /* seconds since it was written; -1 when unknown */
+static int moer_folder_create(const char *path, int shared); /* one level */
+static int moer_folder_inspect(const char *path, moer_file_info *info); /* 0 for a symbolic link, too */
+static int moer_folder_open(moer_folder *folder, const char *path);
+static const char *moer_folder_next(moer_folder *folder); /* a name, valid until the next call; NULL at the end */
+static void moer_folder_close(moer_folder *folder);
+
+/* ---- base.c: memory, messages, checked sizes ---- */
+static void *moer_alloc(moe_route_context *context, size_t size); /* zeroed; NULL when there is none */
+static void moer_free(moe_route_context *context, void *memory);
+#if defined(__MINGW32__)
+#define MOER_PRINTF(text, first) __attribute__((format(__MINGW_PRINTF_FORMAT, text, first)))
+#elif defined(__GNUC__)
+#define MOER_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define MOER_PRINTF(text, first)
+#endif
+/* Keeps the message, logs it as an error, and returns `status`. */
+static moe_route_status moer_fail(moe_route_context *context, moe_route_status status, const char *format, ...)
+    MOER_PRINTF(3, 4);
+static void moer_log(moe_route_context *context, moe_route_log_level level, const char *format, ...) MOER_PRINTF(3, 4);
+/* Appends to a NUL-terminated buffer of `size` bytes; returns 0 (and leaves a cut text) when it doesn't fit. */
+static int moer_append(char *buffer, size_t size, const char *format, ...) MOER_PRINTF(3, 4);
+/* a * b and a + b into *result; 0 when they overflow. */
+static int moer_size_mul(size_t a, size_t b, size_t *result);
+static int moer_size_add(size_t a, size_t b, size_t *result);
+
+/* ---- sha256.c ---- */
+typedef struct moer_sha256 {
+    uint32_t state[8];
+    uint64_t length;
+    unsigned char block[64];
+} moer_sha256;
+static void moer_sha256_begin(moer_sha256 *hash);
+static void moer_sha256_add(moer_sha256 *hash, const void *data, size_t size);
+static void moer_sha256_end(moer_sha256 *hash, unsigned char digest[32]);
+
+/* ---- driver.c: the CUDA driver, opened at run time ---- */
+#if defined(_WIN32) && !defined(_WIN64)
+#define MOER_CUDA_CALL __stdcall
+#else
+#define MOER_CUDA_CALL
+#endif
+typedef int moer_cu_result;  /* CUresult */
+typedef int moer_cu_device;  /* CUdevice */
+enum { /* values of the driver's own enumerations */
+    MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+    MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+    MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+    MOER_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+};
+typedef struct CUlib_st *moer_cu_library;
+typedef struct CUkern_st *moer_cu_kernel;
+typedef struct CUfunc_st *moer_cu_function;
+
+typedef struct moer_cu_launch_attribute { /* CUlaunchAttribute */
+    int id;
+    char pad[4];
+    union {
+        char pad[64];
+        int programmatic_stream_serialization;
+    } value;
+} moer_cu_launch_attribute;
+
+typedef struct moer_cu_launch_config { /* CUlaunchConfig */
+    unsigned int grid[3], block[3], shared_bytes;
+    moe_route_stream stream;
+    moer_cu_launch_attribute *attributes;
+    unsigned int num_attributes;
+} moer_cu_launch_config;
+
+typedef struct moer_driver {
+    moer_cu_result(MOER_CUDA_CALL *cuInit)(unsigned int);
+    moer_cu_result(MOER_CUDA_CALL *cuDriverGetVersion)(int *);
+    moer_cu_result(MOER_CUDA_CALL *cuGetErrorName)(moer_cu_result, const char **);
+    moer_cu_result(MOER_CUDA_CALL *cuGetErrorString)(moer_cu_result, const char **);
+    moer_cu_result(MOER_CUDA_CALL *cuDeviceGetCount)(int *);
+    moer_cu_result(MOER_CUDA_CALL *cuDeviceGet)(moer_cu_device *, int);
+    moer_cu_result(MOER_CUDA_CALL *cuDeviceGetName)(char *, int, moer_cu_device);
+    moer_cu_result(MOER_CUDA_CALL *cuDeviceGetAttribute)(int *, int, moer_cu_device);
+    moer_cu_result(MOER_CUDA_CALL *cuDevicePrimaryCtxRetain)(moe_route_cuda_context *, moer_cu_device);
+    moer_cu_result(MOER_CUDA_CALL *cuDevicePrimaryCtxRelease)(moer_cu_device);
+    moer_cu_result(MOER_CUDA_CALL *cuCtxGetCurrent)(moe_route_cuda_context *);
+    moer_cu_result(MOER_CUDA_CALL *cuCtxGetDevice)(moer_cu_device *);
+    moer_cu_result(MOER_CUDA_CALL *cuCtxPushCurrent)(moe_route_cuda_context);
+    moer_cu_result(MOER_CUDA_CALL *cuCtxPopCurrent)(moe_route_cuda_context *);
+    moer_cu_result(MOER_CUDA_CALL *cuThreadExchangeStreamCaptureMode)(int *);
+    moer_cu_result(MOER_CUDA_CALL *cuLibraryLoadData)(moer_cu_library *, const void *, int *, void **, unsigned int,
+                                                      int *, void **, unsigned int);
+    moer_cu_result(MOER_CUDA_CALL *cuLibraryUnload)(moer_cu_library);
+    moer_cu_result(MOER_CUDA_CALL *cuLibraryGetKernel)(moer_cu_kernel *, moer_cu_library, const char *);
+    moer_cu_result(MOER_CUDA_CALL *cuKernelGetFunction)(moer_cu_function *, moer_cu_kernel);
+    moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
+    moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
+    moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
+} moer_driver;
+
+/* Opens the driver and calls cuInit; on failure returns ERROR_NO_DEVICE with a message. Once per context. */
+static moe_route_status moer_driver_open(moe_route_context *context);
+/* moer_fail with ERROR_DRIVER: "<call>: <name of the error> (<its text>)". */
+static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result);
+
+/* ---- nvrtc.c: NVRTC, found and opened at run time ---- */
+typedef struct moer_nvrtc_program_st *moer_nvrtc_program;
+typedef struct moer_nvrtc {
+    int state;   /* 1 once the rest is valid; it changes no more then */
+    int version; /* 13000 for 13.0 */
+    char path[MOER_PATH_MAX];
+    int (*nvrtcVersion)(int *, int *);
+    const char *(*nvrtcGetErrorString)(int);
+    int (*nvrtcGetNumSupportedArchs)(int *);
+    int (*nvrtcGetSupportedArchs)(int *);
+    int (*nvrtcCreateProgram)(moer_nvrtc_program *, const char *, const char *, int, const char *const *,
+                              const char *const *);
+    int (*nvrtcDestroyProgram)(moer_nvrtc_program *);
+    int (*nvrtcCompileProgram)(moer_nvrtc_program, int, const char *const *);
+    int (*nvrtcGetProgramLogSize)(moer_nvrtc_program, size_t *);
+    int (*nvrtcGetProgramLog)(moer_nvrtc_program, char *);
+    int (*nvrtcGetCUBINSize)(moer_nvrtc_program, size_t *);
+    int (*nvrtcGetCUBIN)(moer_nvrtc_program, char *);
+    int (*nvrtcGetPTXSize)(moer_nvrtc_program, size_t *);
+    int (*nvrtcGetPTX)(moer_nvrtc_program, char *);
+} moer_nvrtc;
+
+/* Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
+   context->target. Finds and opens NVRTC the first time. The result is a cubin, or PTX where NVRTC is older than the
+   GPU. May be called by several threads at once. */
+static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
+                                           moer_bytes *code);
+
+/* ---- cache.c: cubins on disk ---- */
+typedef struct moer_cache {
+    char folder[MOER_PATH_MAX]; /* <root>/v1 once it is checked; empty: memory alone */
+    int trust_shared;           /* others may own or write the folder and its files */
+    int refresh;                /* every load is a miss */
+    int writable;               /* cleared by the first write that fails */
+    int swept;                  /* left-over temporary files have been removed */
+    unsigned stores;            /* numbers the temporary files */
+} moer_cache;
+
+typedef struct moer_key { /* what a variant is looked up by; needs neither NVRTC nor the driver */
+    const char *family;     /* kernel family */
+    const char *defines;    /* its constants, canonical */
+    uint32_t target;
+    char text[1024];        /* the whole key, length-prefixed */
+    size_t text_size;
+    unsigned char digest[32];
+} moer_key;
+
+static int moer_key_make(moer_key *key, const char *family, const char *defines, uint32_t target); /* 0: too long */
+/* Decides on the folder, once, when a context is created. Never fails: without a usable folder the cache is memory. */
+static void moer_cache_open(moe_route_context *context, const char *folder_or_null, int trust_shared);
+/* An entry that passes every check, or code->data == NULL. */
+static void moer_cache_load(moe_route_context *context, const moer_key *key, moer_bytes *code);
+/* Publishes an entry; a failure turns writing off and is logged once. */
+static void moer_cache_store(moe_route_context *context, const moer_key *key, const moer_bytes *code);
+/* Removes an entry that the driver refused, if it still has the content `code`. */
+static void moer_cache_remove(moe_route_context *context, const moer_key *key, const moer_bytes *code);
+
+/* ---- variant.c: kernel families, and the table of variants that a context has loaded ---- */
+#define MOER_MAX_ENTRIES 3 /* kernels in one family */
+typedef struct moer_family {
+    const char *name;                     /* "route" */
+    const char *file;                     /* "route.cu" */
+    const char *entries[MOER_MAX_ENTRIES];/* extern "C" names */
+} moer_family;
+
+typedef struct moer_variant {
+    struct moer_variant *next;
+    const moer_family *family;
+    char defines[384];
+    int state;                /* 0 being made, 1 ready, -1 failed (then only waiters still look at it) */
+    int users;                /* threads waiting for a variant being made */
+    moe_route_status status;
+    moe_route_origin origin;
+    double milliseconds;
+    size_t cubin_size;
+    moer_cu_library library;
+    moer_cu_function functions[MOER_MAX_ENTRIES];
+    int static_shared_bytes[MOER_MAX_ENTRIES];
+} moer_variant;
+
+/* The variant, loaded: from the table, else the cache, else compiled. */
+static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
+                                         const moer_variant **variant);
+static void moer_variants_destroy(moe_route_context *context);
+
+/* ---- context.c ---- */
+struct moe_route_context {
+    moe_route_device device;
+    moe_route_allocator allocator;
+    moe_route_logger logger;
+    moer_mutex mutex;           /* of everything below that changes after creation */
+    moer_condition variant_ready;
+    char *message;              /* of the last failure; NULL: none. From malloc: it must work when the allocator doesn't */
+    int message_lost;           /* the last failure found no memory for its message */
+    int usable;                 /* 0: creation failed */
+    uint32_t target;
+    uint32_t num_multiprocessors;
+    char name[128];
+    int driver_version;
+    long process_id;
+    moer_driver driver;
+    moer_cu_device cu_device;
+    moe_route_cuda_context cu_context;
+    int retained_primary;
+    char nvrtc_path[MOER_PATH_MAX]; /* from the description; empty: none */
+    moer_nvrtc nvrtc;
+    moer_cache cache;
+    moer_variant *variants;
+};
+
+/* Makes the context's CUDA context current for this thread if another is; *pushed tells moer_context_leave what to undo. */
+static moe_route_status moer_context_enter(moe_route_context *context, int *pushed);
+static void moer_context_leave(moe_route_context *context, int pushed);
+
+/* ---- layer.c: the descriptions, checked, with every default filled in ---- */
+typedef struct moer_router {
+    uint32_t num_experts, top_k;
+    moe_route_dtype logits_dtype;
+    moe_route_score score;
+    moe_route_weight weight; /* SOFTMAX_SELECTED also where a softmax is renormalised by its plain sum: the same weights */
+    moe_route_renormalize renormalize;
+    moe_route_address selection_bias;
+    float renormalize_epsilon, scale;
+    uint32_t first_expert, num_local_experts;
+} moer_router;
+
+typedef struct moer_matrix { /* E_local matrices [rows, inner] */
+    moe_route_format format; /* NONE: the layer doesn't have it */
+    uint32_t rows, inner, group_size, num_groups;
+    moe_route_address data, scales, bias;
+    moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
+} moer_matrix;
+
+#define MOER_MAX_LAYER_VARIANTS 16
+
+struct moe_route_layer {
+    moe_route_context *context;
+    moer_router router;
+    moer_matrix gate_up, down;
+    uint32_t hidden_size, intermediate_size; /* 0: no experts */
+    moe_route_dtype dtype;
+    int interleaved, dependent, fused_combine;
+    uint32_t max_tokens, operations;
+    uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
+    uint32_t down_parts;      /* parts that K is cut into in the down matmul */
+    /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
+    const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
+    const moer_variant *gate_up_gated[2], *down_rows[2], *down_fused, *combine_rows;
+    const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
+    const moer_variant *combine, *expand;
+    const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
+    uint32_t num_variants;
+};
+
+/* Where things lie in the workspace of one call, in bytes from its start. */
+typedef struct moer_workspace {
+    size_t ids, weights, row_to_pair, pair_to_row, row_to_expert, distinct_experts, distinct_offsets, distinct_count;
+    size_t expert_offsets, aligned_offsets, block_counts; /* more than MOER_SMALL_PAIRS pairs, or the CPU */
+    size_t h, partial;                                    /* fused layer */
+    size_t scratch;                                       /* CPU */
+    size_t size;
+} moer_workspace;
+
+static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
+static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
+static uint32_t moer_maps_blocks(uint32_t num_pairs); /* blocks of the maps' count and scatter */
+
+/* ---- sequence.c: the launches of one operation ---- */
+typedef struct moer_launch {
+    const moer_variant *variant;
+    uint32_t entry;
+    uint32_t grid[3], block;
+    uint64_t weight_bytes;
+    union {
+        moer_route_args route;
+        moer_maps_args maps;
+        moer_matmul_args matmul;
+        moer_down_args down;
+        moer_expand_args expand;
+        moer_combine_args combine;
+    } args;
+} moer_launch;
+
+typedef struct moer_sequence {
+    uint32_t num_launches;
+    moer_launch launches[MOE_ROUTE_MAX_LAUNCHES];
+} moer_sequence;
+
+/* ---- cpu_*.c: every operation over host addresses ---- */
+static void *moer_host(moe_route_address address); /* the address as a pointer */
+static size_t moer_dtype_size(moe_route_dtype dtype);
+static float moer_load_value(const void *array, size_t index, moe_route_dtype dtype);
+static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value);
+/* ids and weights (either may be NULL) of all tokens. */
+static void moer_cpu_topk(const moer_router *router, const void *logits, uint32_t num_tokens, uint32_t num_valid, int32_t *ids, float *weights);
+/* Every map that isn't null. */
+static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
+
+#endif /* MOER_HOST */
+
+/* ---- the kernel sources, as NVRTC gets them ---- */
+static const char *const moer_source_0[] = { /* device.h */
+    "/*\n"
+    "  device.h: everything that a kernel needs from the machine: thread indices, barriers, warp collectives, rounding-exact\n"
+    "  arithmetic, conversions, matrix fragments, memory access. Intrinsics and inline PTX stand here and nowhere else, so that\n"
+    "  a second implementation of this one file runs the same kernels elsewhere. Nothing about experts or tokens belongs here.\n"
+    "\n"
+    "  Names: f32_* are single IEEE operations that the compiler may not fuse; half2 and bf162 are two 16-bit floats in one\n"
+    "  32-bit word, the first in the low half.\n"
+    "*/\n"
+    "typedef unsigned char u8;\n"
+    "typedef unsigned short u16;\n"
+    "typedef unsigned int u32;\n"
+    "typedef unsigned long long u64;\n"
+    "\n"
+    "#define DEVICE static __device__ __forceinline__\n"
+    "#define KERNEL(name, max_threads, type) \\\n"
+    "    extern \"C\" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ type a)\n"
+    "/* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */\n"
+    "#define SHARED(type, name, count) __shared__ __align__(16) type name[count]\n"
+    "\n"
+    "struct __align__(16) u32x4 { u32 v[4]; };\n"
+    "struct __align__(8) u32x2 { u32 v[2]; };\n"
+    "\n"
+    "/* ---- where am I ---- */\n"
+    "DEVICE u32 thread_index() { return threadIdx.x; }\n"
+    "DEVICE u32 block_threads() { return blockDim.x; }\n"
+    "DEVICE u32 block_index_x() { return blockIdx.x; }\n"
+    "DEVICE u32 block_index_y() { return blockIdx.y; }\n"
+    "DEVICE u32 grid_blocks_x() { return gridDim.x; }\n"
+    "DEVICE u32 grid_blocks_y() { return gridDim.y; }\n"
+    "DEVICE u32 lane_index() { return threadIdx.x & 31u; }\n"
+    "DEVICE u32 warp_index() { return threadIdx.x >> 5; }\n"
+    "\n"
+    "/* ---- barriers, and the order between kernels ---- */\n"
+    "DEVICE void block_barrier() { __syncthreads(); }\n"
+    "DEVICE void warp_barrier() { __syncwarp(); }\n"
+    "\n"
+    "/* Waits until the kernels before this one in the stream have finished and their writes are visible. Every block calls it\n"
+    "   before it reads what they wrote, writes anything, or ends: only so is the kernel before them finished too when this one\n"
+    "   is. Nothing where the GPU has no dependent launch. */\n"
+    "DEVICE void wait_for_previous_kernels() {\n"
+    "#if __CUDA_ARCH__ >= 900\n"
+    "    asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n"
+    "#endif\n"
+    "}\n"
+    "/* Lets the next kernel start its blocks; it still waits as above for what this one writes. */\n"
+    "DEVICE void let_next_kernel_start() {\n"
+    "#if __CUDA_ARCH__ >= 900\n"
+    "    asm volatile(\"griddepcontrol.launch_dependents;\" ::: \"memory\");\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "/* ---- warp collectives: all 32 lanes take part ---- */\n"
+    "DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }\n"
+    "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n"
+    "DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }\n"
+    "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
+    "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n"
+    "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n"
+    "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n"
+    "\n"
+    "/* ---- bits ---- */\n"
+    "DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }\n"
+    "DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }\n"
+    "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n"
+    "/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */\n"
+    "DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }\n"
+    "\n"
+    "/* ---- exact single operations ---- */\n"
+    "DEVICE float f32_add(float a, float b) { return __fadd_rn(a, b); }\n"
+    "DEVICE float f32_mul(float a, float b) { return __fmul_rn(a, b); }\n"
+    "DEVICE float f32_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }\n"
+    "DEVICE float f32_div(float a, float b) { return __fdiv_rn(a, b); }\n"
+    "\n"
+    "/* ---- 16-bit floats ---- */\n"
+    "DEVICE float f16_to_f32(u16 h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : \"h\"(h)); return f; }\n",
+    "DEVICE u16 f32_to_f16(float f) { u16 h; asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f)); return h; }\n"
+    "DEVICE float bf16_to_f32(u16 h) { return f32_from_bits((u32)h << 16); }\n"
+    "DEVICE u16 f32_to_bf16(float f) { u16 h; asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f)); return h; }\n"
+    "DEVICE u32 f32_to_half2(float lo, float hi) { u32 d; asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(d) : \"f\"(hi), \"f\"(lo)); return d; }\n"
+    "DEVICE u32 f32_to_bf162(float lo, float hi) { u32 d; asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(d) : \"f\"(hi), \"f\"(lo)); return d; }\n"
+    "DEVICE u32 half2_sub(u32 a, u32 b) { u32 d; asm(\"sub.f16x2 %0, %1, %2;\" : \"=r\"(d) : \"r\"(a), \"r\"(b)); return d; }\n"
+    "DEVICE u32 half2_fma(u32 a, u32 b, u32 c) { u32 d; asm(\"fma.rn.f16x2 %0, %1, %2, %3;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(c)); return d; }\n"
+    "DEVICE u32 bf162_fma(u32 a, u32 b, u32 c) { u32 d; asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(c)); return d; }\n"
+    "\n"
+    "/* ---- matrix fragments: c[16 x 8] += a[16 x 16] * b[16 x 8], products exact, sums in f32 ----\n"
+    "   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.\n"
+    "   b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */\n"
+    "DEVICE void matrix_multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
+    "    asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
+    "        : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1));\n"
+    "}\n"
+    "DEVICE void matrix_multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
+    "    asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
+    "        : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1));\n"
+    "}\n"
+    "\n"
+    "/* ---- global memory ---- */\n"
+    "/* For weights: read once, by nobody else, never written while a kernel runs; not kept in L1. */\n"
+    "DEVICE u32x4 load_weights_16(const void *p) {\n"
+    "    u32x4 d;\n"
+    "    asm volatile(\"ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\"\n"
+    "        : \"=r\"(d.v[0]), \"=r\"(d.v[1]), \"=r\"(d.v[2]), \"=r\"(d.v[3]) : \"l\"(p));\n"
+    "    return d;\n"
+    "}\n"
+    "DEVICE u32x2 load_weights_8(const void *p) {\n"
+    "    u32x2 d;\n"
+    "    asm volatile(\"ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];\" : \"=r\"(d.v[0]), \"=r\"(d.v[1]) : \"l\"(p));\n"
+    "    return d;\n"
+    "}\n"
+    "DEVICE u32 load_weights_4(const void *p) {\n"
+    "    u32 d;\n"
+    "    asm volatile(\"ld.global.nc.L1::no_allocate.u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p));\n"
+    "    return d;\n"
+    "}\n"
+    "/* For what a kernel before this one wrote, and everything else: ordinary loads. */\n"
+    "DEVICE u32x4 load_16(const void *p) { return *(const u32x4 *)p; }\n"
+    "DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }\n"
+    "DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }\n"
+    "DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }\n"
+    "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n"
+    "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
+    "\n"
+    "/* ---- shared memory ---- */\n"
+    "/* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */\n"
+    "#define shared_load_4(array, i) (*(const int4 *)&(array)[i])\n",
+    NULL};
+static const char *const moer_source_1[] = { /* args.h */
+    "/*\n"
+    "  args.h: the argument struct of every kernel, one definition for the host C and for the kernels. A kernel takes one such\n"
+    "  struct by value. Addresses are 8 bytes on both sides and come first, so that the layouts agree on every host.\n"
+    "  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, E_local local ones, pair p = t * k + j, row r.\n"
+    "*/\n"
+    "#ifdef MOER_HOST\n"
+    "#define MOER_ADDRESS(type) moe_route_address\n"
+    "#else\n"
+    "#define MOER_ADDRESS(type) type *\n"
+    "#endif\n"
+    "\n"
+    "/* Outputs of the maps; null where not wanted. */\n"
+    "typedef struct moer_maps_out {\n"
+    "    MOER_ADDRESS(int) expert_offsets;      /* [E_local + 1] */\n"
+    "    MOER_ADDRESS(int) row_to_pair;         /* [T * k] */\n"
+    "    MOER_ADDRESS(int) pair_to_row;         /* [T * k] */\n"
+    "    MOER_ADDRESS(int) row_to_expert;       /* [T * k] */\n"
+    "    MOER_ADDRESS(int) distinct_experts;    /* [min(T * k, E_local)] */\n"
+    "    MOER_ADDRESS(int) distinct_offsets;    /* [min(T * k, E_local) + 1] */\n"
+    "    MOER_ADDRESS(int) distinct_count;      /* [1] */\n"
+    "    MOER_ADDRESS(int) aligned_row_to_pair; /* [aligned_capacity] */\n"
+    "    MOER_ADDRESS(int) block_to_expert;     /* [aligned_capacity / block_size] */\n"
+    "    MOER_ADDRESS(int) aligned_rows;        /* [1] */\n"
+    "    unsigned int block_size;               /* 0: no aligned outputs */\n"
+    "    unsigned int aligned_capacity;         /* a multiple of block_size */\n"
+    "} moer_maps_out;\n"
+    "\n"
+    "/* route.cu and topk.cu */\n"
+    "typedef struct moer_route_args {\n"
+    "    MOER_ADDRESS(const void) logits;          /* [T, E] */\n"
+    "    MOER_ADDRESS(const float) selection_bias; /* [E] */\n"
+    "    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 */\n"
+    "    MOER_ADDRESS(float) weights;              /* [T, k] or null */\n"
+    "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
+    "    moer_maps_out maps;\n"
+    "    unsigned int num_tokens;\n"
+    "    float renormalize_epsilon;\n"
+    "    float scale;\n"
+    "} moer_route_args;\n"
+    "\n"
+    "/* maps.cu: the sort of any number of pairs, in three launches */\n"
+    "typedef struct moer_maps_args {\n"
+    "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
+    "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
+    "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the\n"
+    "                                                 first row of that share */\n"
+    "    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */\n"
+    "    MOER_ADDRESS(int) aligned_offsets;        /* [E_local + 1], or null without aligned outputs */\n"
+    "    moer_maps_out maps;\n"
+    "    unsigned int num_pairs;                   /* T * k */\n"
+    "    unsigned int num_blocks;\n"
+    "} moer_maps_args;\n"
+    "\n"
+    "/* matmul.cu: one expert weight matrix times the rows that chose the expert */\n"
+    "typedef struct moer_matmul_args {\n"
+    "    MOER_ADDRESS(const void) weights;          /* [E_local, N, K] */\n"
+    "    MOER_ADDRESS(const void) scales;           /* [E_local, N, K / group] */\n"
+    "    MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */\n"
+    "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n"
+    "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
+    "    MOER_ADDRESS(const int) distinct_experts;\n"
+    "    MOER_ADDRESS(const int) distinct_offsets;\n"
+    "    MOER_ADDRESS(const int) distinct_count;\n"
+    "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
+    "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
+    "    unsigned int num_pairs;\n"
+    "    unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */\n"
+    "} moer_matmul_args;\n"
+    "\n"
+    "/* down.cu: the down matmul of a small batch, combined */\n"
+    "typedef struct moer_down_args {\n"
+    "    MOER_ADDRESS(const void) weights;          /* [E_local, H, I] */\n"
+    "    MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */\n",
+    "    MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */\n"
+    "    MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */\n"
+    "    MOER_ADDRESS(const float) router_weights;  /* [T, k] */\n"
+    "    MOER_ADDRESS(void) y;                      /* [T, H] */\n"
+    "    MOER_ADDRESS(const int) distinct_experts;\n"
+    "    MOER_ADDRESS(const int) distinct_offsets;\n"
+    "    MOER_ADDRESS(const int) distinct_count;\n"
+    "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */\n"
+    "    MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */\n"
+    "    unsigned int num_tokens;\n"
+    "} moer_down_args;\n"
+    "\n"
+    "/* expand.cu */\n"
+    "typedef struct moer_expand_args {\n"
+    "    MOER_ADDRESS(const void) x;         /* [T, H] */\n"
+    "    MOER_ADDRESS(const int) row_to_pair;/* [T * k] */\n"
+    "    MOER_ADDRESS(void) rows;            /* [T * k, H] */\n"
+    "    unsigned int num_pairs;\n"
+    "} moer_expand_args;\n"
+    "\n"
+    "/* combine.cu */\n"
+    "typedef struct moer_combine_args {\n"
+    "    MOER_ADDRESS(const void) rows;            /* [T * k, H] */\n"
+    "    MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */\n"
+    "    MOER_ADDRESS(const float) router_weights; /* [T, k] */\n"
+    "    MOER_ADDRESS(void) y;                     /* [T, H] */\n"
+    "    unsigned int num_tokens;\n"
+    "} moer_combine_args;\n",
+    NULL};
+static const char *const moer_source_2[] = { /* tokens.h */
+    "/*\n"
+    "  tokens.h: which rows of a batch are tokens and which are padding. Nothing else.\n"
+    "*/\n"
+    "/* Tokens that aren't padding: the number read from the device, kept within 0 and num_tokens; all where none is given. */\n"
+    "DEVICE u32 valid_tokens(const int *num_valid_tokens, u32 num_tokens) {\n"
+    "    if (!num_valid_tokens) return num_tokens;\n"
+    "    const int valid = (int)load_4(num_valid_tokens);\n"
+    "    return valid < 0 \? 0 : (u32)valid < num_tokens \? (u32)valid : num_tokens;\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_3[] = { /* scores.h */
+    "/*\n"
+    "  scores.h: the arithmetic of scores and their order, one text for the kernels and for the CPU backend, so that both give\n"
+    "  the same bits. Everything is a single IEEE f32 operation in a fixed order; no product feeds a sum that a compiler could\n"
+    "  fuse. Loops over experts and reductions don't belong here.\n"
+    "*/\n"
+    "#ifdef MOER_HOST\n"
+    "#define MOER_SCORE static\n"
+    "#define MOER_FMA(a, b, c) fmaf(a, b, c)\n"
+    "#define MOER_ADD(a, b) ((a) + (b))\n"
+    "#define MOER_MUL(a, b) ((a) * (b))\n"
+    "#define MOER_DIV(a, b) ((a) / (b))\n"
+    "static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }\n"
+    "static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }\n"
+    "#else\n"
+    "#define MOER_SCORE DEVICE\n"
+    "#define MOER_FMA(a, b, c) f32_fma(a, b, c)\n"
+    "#define MOER_ADD(a, b) f32_add(a, b)\n"
+    "#define MOER_MUL(a, b) f32_mul(a, b)\n"
+    "#define MOER_DIV(a, b) f32_div(a, b)\n"
+    "#define moer_f32_bits f32_bits\n"
+    "#define moer_f32_from_bits f32_from_bits\n"
+    "#endif\n"
+    "\n"
+    "#define MOER_INFINITY_BITS 0x7f800000u\n"
+    "#define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */\n"
+    "\n"
+    "/* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */\n"
+    "MOER_SCORE unsigned int moer_order_key(float value) {\n"
+    "    unsigned int bits = moer_f32_bits(value);\n"
+    "    if ((bits & 0x7fffffffu) > MOER_INFINITY_BITS) return MOER_LOWEST_KEY;\n"
+    "    if (bits == 0x80000000u) bits = 0;\n"
+    "    return (bits & 0x80000000u) \? ~bits : bits | 0x80000000u;\n"
+    "}\n"
+    "\n"
+    "MOER_SCORE float moer_key_value(unsigned int key) {\n"
+    "    return moer_f32_from_bits((key & 0x80000000u) \? key & 0x7fffffffu : ~key);\n"
+    "}\n"
+    "\n"
+    "/* e^x within 1.3 units of 2^-24, 0 for -inf, +inf from 88.73 on. NaN isn't expected.\n"
+    "   x = n ln2 + r; e^r = 1 + r + r^2 q(r), q fitted for the least relative error on |r| <= ln2 / 2. */\n"
+    "MOER_SCORE float moer_exp(float x) {\n"
+    "    float r, q;\n"
+    "    int n, half;\n"
+    "    if (x > 88.8f) return moer_f32_from_bits(MOER_INFINITY_BITS);\n"
+    "    if (x < -104.0f) return 0.0f;\n"
+    "    n = (int)MOER_FMA(x, 1.44269504f, x < 0.0f \? -0.5f : 0.5f);\n"
+    "    r = MOER_FMA((float)-n, 0.693359375f, x);\n"
+    "    r = MOER_FMA((float)-n, -2.12194440e-4f, r);\n"
+    "    q = MOER_FMA(1.38145371e-3f, r, 8.36874545e-3f);\n"
+    "    q = MOER_FMA(q, r, 4.16683927e-2f);\n"
+    "    q = MOER_FMA(q, r, 1.66665211e-1f);\n"
+    "    q = MOER_FMA(q, r, 4.99999940e-1f);\n"
+    "    q = MOER_FMA(q, r, 1.0f);\n"
+    "    q = MOER_FMA(q, r, 1.0f);\n"
+    "    half = n / 2; /* two factors: 2^n itself may be no normal float */\n"
+    "    q = MOER_MUL(q, moer_f32_from_bits((unsigned int)(half + 127) << 23));\n"
+    "    return MOER_MUL(q, moer_f32_from_bits((unsigned int)(n - half + 127) << 23));\n"
+    "}\n"
+    "\n"
+    "MOER_SCORE float moer_sigmoid(float x) {\n"
+    "    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));\n"
+    "}\n"
+    "\n"
+    "/* exp(x - largest), the numerator of a softmax. Defined where the plain difference is NaN: values equal to an infinite\n"
+    "   largest count 1, and -inf always counts 0. */\n"
+    "MOER_SCORE float moer_softmax_term(float x, float largest) {\n"
+    "    if (moer_f32_bits(x) == (0x80000000u | MOER_INFINITY_BITS)) return 0.0f;\n"
+    "    if (x == largest) return 1.0f;\n"
+    "    return moer_exp(MOER_ADD(x, -largest));\n"
+    "}\n"
+    "\n"
+    "/* numerator / denominator, 0 where the denominator is 0. */\n"
+    "MOER_SCORE float moer_share(float numerator, float denominator) {\n"
+    "    return denominator == 0.0f \? 0.0f : MOER_DIV(numerator, denominator);\n"
+    "}\n"
+    "\n"
+    "/* The nearest finite float. NaN isn't expected. */\n"
+    "MOER_SCORE float moer_finite(float x) {\n"
+    "    unsigned int bits = moer_f32_bits(x);\n"
+    "    return (bits & 0x7fffffffu) == MOER_INFINITY_BITS \? moer_f32_from_bits(bits - 1u) : x;\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_4[] = { /* select.h */
+    "/*\n"
+    "  select.h: the router of one token by one warp: logits [E] -> the k best experts and their weights.\n"
+    "  The maps don't belong here.\n"
+    "\n"
+    "  Constants: E, K, LOGITS (dtype), SCORE, BIAS (selection bias given), WEIGHT, RENORMALIZE; values as in moe_route.h.\n"
+    "\n"
+    "  Each lane holds the experts lane, lane + 32, ... as order-preserving integers. A round takes the warp's maximum, and the\n"
+    "  lowest expert id that has it, by two redux instructions; k rounds give the order that moe_route.h defines, ties included.\n"
+    "  Floating-point sums run over the lane's own experts in ascending order, then over the lanes by an xor butterfly: an order\n"
+    "  that the CPU backend repeats, so that both agree to the last bit.\n"
+    "*/\n"
+    "#define EXPERTS_PER_LANE ((E + 31) / 32)\n"
+    "#define SLOTS_PER_LANE ((K + 31) / 32)\n"
+    "\n"
+    "/* Slot j of the token is slot j / 32 of lane j % 32. */\n"
+    "struct selection {\n"
+    "    u32 id[SLOTS_PER_LANE];\n"
+    "    float weight[SLOTS_PER_LANE];\n"
+    "};\n"
+    "\n"
+    "DEVICE float load_logit(const void *logits, u64 index) {\n"
+    "#if LOGITS == 1\n"
+    "    return f32_from_bits(load_4((const u32 *)logits + index));\n"
+    "#elif LOGITS == 2\n"
+    "    return f16_to_f32(load_2((const u16 *)logits + index));\n"
+    "#else\n"
+    "    return bf16_to_f32(load_2((const u16 *)logits + index));\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "DEVICE float clean_logit(float logit) { return moer_key_value(moer_order_key(logit)); }\n"
+    "\n"
+    "DEVICE float warp_sum(float value) {\n"
+    "#pragma unroll\n"
+    "    for (u32 mask = 16; mask; mask >>= 1) value = f32_add(value, f32_from_bits(warp_shuffle_xor(f32_bits(value), mask)));\n"
+    "    return value;\n"
+    "}\n"
+    "\n"
+    "/* What the score of one expert needs to know of all of them. */\n"
+    "struct score_scale {\n"
+    "    float largest, sum;\n"
+    "};\n"
+    "\n"
+    "DEVICE float score_of(float logit, const score_scale &s) {\n"
+    "    return SCORE == 0 \? moer_share(moer_softmax_term(logit, s.largest), s.sum) : moer_sigmoid(logit);\n"
+    "}\n"
+    "\n"
+    "DEVICE selection select_experts(const moer_route_args &a, u32 token) {\n"
+    "    const u32 lane = lane_index();\n"
+    "    const u64 row = (u64)token * E;\n"
+    "    u32 key[EXPERTS_PER_LANE]; /* 0: no expert, or taken */\n"
+    "    selection result;\n"
+    "    u32 taken_key[SLOTS_PER_LANE];\n"
+    "    score_scale scale = {0.0f, 1.0f};\n"
+    "\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
+    "        const u32 e = i * 32 + lane;\n"
+    "        key[i] = e < E \? moer_order_key(load_logit(a.logits, row + e)) : 0;\n"
+    "    }\n"
+    "\n"
+    "    if (SCORE == 0 && (BIAS || WEIGHT == 0)) {\n"
+    "        u32 largest = 0;\n"
+    "        float sum = 0.0f;\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) largest = key[i] > largest \? key[i] : largest;\n"
+    "        scale.largest = moer_key_value(warp_max(largest));\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)\n"
+    "            if (key[i]) sum = f32_add(sum, moer_softmax_term(moer_key_value(key[i]), scale.largest));\n"
+    "        scale.sum = warp_sum(sum);\n"
+    "    }\n"
+    "#if BIAS\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
+    "        const u32 e = i * 32 + lane;\n"
+    "        if (e < E) key[i] = moer_order_key(f32_add(score_of(moer_key_value(key[i]), scale), a.selection_bias[e]));\n"
+    "    }\n"
+    "#endif\n"
+    "\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.id[s] = taken_key[s] = 0;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 j = 0; j < K; j++) {\n"
+    "        u32 best = key[0], id = 0xffffffffu;\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 1; i < EXPERTS_PER_LANE; i++) best = key[i] > best \? key[i] : best;\n"
+    "        best = warp_max(best);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = EXPERTS_PER_LANE; i-- > 0;)\n"
+    "            if (key[i] == best) id = i * 32 + lane;\n"
+    "        id = warp_min(id);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)\n"
+    "            if (i * 32 + lane == id) key[i] = 0;\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++)\n"
+    "            if (s * 32 + lane == j) {\n"
+    "                result.id[s] = id;\n"
+    "                taken_key[s] = best;\n"
+    "            }\n"
+    "    }\n"
+    "\n"
+    "    /* Weights: one slot a lane. Lanes without a slot, and slots that hold an expert nobody could select, count 0. */\n"
+    "    float logit[SLOTS_PER_LANE];\n",
+    "    bool counts[SLOTS_PER_LANE];\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "        counts[s] = s * 32 + lane < K && taken_key[s] > MOER_LOWEST_KEY;\n"
+    "#if BIAS\n"
+    "        logit[s] = counts[s] \? clean_logit(load_logit(a.logits, row + result.id[s])) : 0.0f;\n"
+    "#else\n"
+    "        logit[s] = counts[s] \? moer_key_value(taken_key[s]) : 0.0f;\n"
+    "#endif\n"
+    "    }\n"
+    "    if (WEIGHT == 1) {\n"
+    "        u32 largest = 0;\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "            const u32 k = counts[s] \? moer_order_key(logit[s]) : 0;\n"
+    "            largest = k > largest \? k : largest;\n"
+    "        }\n"
+    "        const float top = moer_key_value(warp_max(largest));\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = counts[s] \? moer_softmax_term(logit[s], top) : 0.0f;\n"
+    "    } else {\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = counts[s] \? score_of(logit[s], scale) : 0.0f;\n"
+    "    }\n"
+    "    if (WEIGHT == 1 || RENORMALIZE) {\n"
+    "        float sum = result.weight[0];\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 1; s < SLOTS_PER_LANE; s++) sum = f32_add(sum, result.weight[s]);\n"
+    "        sum = warp_sum(sum);\n"
+    "        if (RENORMALIZE) sum = f32_add(sum, a.renormalize_epsilon);\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_share(result.weight[s], sum);\n"
+    "    }\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_finite(f32_mul(result.weight[s], a.scale));\n"
+    "    return result;\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_5[] = { /* tile.h */
+    "/*\n"
+    "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
+    "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
+    "  happens to the sums, belongs to the kernels.\n"
+    "\n"
+    "  Constants: FORMAT (weights) and X (dtype of the activations), values as in moe_route.h; INNER, the length K of a row;\n"
+    "  GROUP, inputs that share a scale, 0: one scale a row; SCALES (dtype); WEIGHT_ALIGN and X_ALIGN, bytes that every row's\n"
+    "  start is known to be aligned to, at most 16.\n"
+    "\n"
+    "  Lane 4g + t holds weight rows g and g + 8, and the activations of token g. K is cut into steps of 4 * LANE_VALUES; in a\n"
+    "  step lane t takes LANE_VALUES consecutive inputs of its rows and of its token: one 16-byte load of weights where the\n"
+    "  group is long enough. Any order of K is right as long as weights and activations agree, and this one needs no exchange\n"
+    "  between lanes. A step never crosses a group: integers are multiplied as they are, exact in f16 and bf16, and the f32 sum\n"
+    "  of the step is scaled. So the only rounding is that of the f32 sums.\n"
+    "\n"
+    "  Activations in f16 or bf16 are multiplied on tensor cores, with weights in the same type. Otherwise (f32 on either side,\n"
+    "  or f16 against bf16) f32 multiply-adds on the same lane layout take their place.\n"
+    "*/\n"
+    "#define FORMAT_F32 1\n"
+    "#define FORMAT_F16 2\n"
+    "#define FORMAT_BF16 3\n"
+    "#define FORMAT_INT8 4\n"
+    "#define FORMAT_INT4 5\n"
+    "#define DTYPE_F32 1\n"
+    "#define DTYPE_F16 2\n"
+    "#define DTYPE_BF16 3\n"
+    "\n"
+    "#define WEIGHT_BITS (FORMAT == FORMAT_F32 \? 32 : FORMAT == FORMAT_INT8 \? 8 : FORMAT == FORMAT_INT4 \? 4 : 16)\n"
+    "#define X_BYTES (X == DTYPE_F32 \? 4 : 2)\n"
+    "#define QUANTIZED (FORMAT == FORMAT_INT8 || FORMAT == FORMAT_INT4)\n"
+    "#define TENSOR_CORES (X != DTYPE_F32 && FORMAT != FORMAT_F32 && (QUANTIZED || FORMAT == X))\n"
+    "#define LANE_VALUES (GROUP != 0 && GROUP / 4 < 128 / WEIGHT_BITS \? GROUP / 4 : 128 / WEIGHT_BITS)\n"
+    "#define LANE_BYTES (LANE_VALUES * WEIGHT_BITS / 8)\n"
+    "#define STEP (4 * LANE_VALUES)\n"
+    "#define NUM_STEPS ((INNER + STEP - 1) / STEP)\n"
+    "#define NUM_GROUPS (GROUP != 0 \? INNER / GROUP : 1)\n"
+    "#define ROW_BYTES ((u64)INNER * WEIGHT_BITS / 8)\n"
+    "\n"
+    "DEVICE float load_value(const void *array, u64 index, int dtype) {\n"
+    "    if (dtype == DTYPE_F32) return f32_from_bits(load_4((const u32 *)array + index));\n"
+    "    const u16 half = load_2((const u16 *)array + index);\n"
+    "    return dtype == DTYPE_F16 \? f16_to_f32(half) : bf16_to_f32(half);\n"
+    "}\n"
+    "\n"
+    "DEVICE void store_value(void *array, u64 index, int dtype, float value) {\n"
+    "    if (dtype == DTYPE_F32) ((float *)array)[index] = value;\n"
+    "    else ((u16 *)array)[index] = dtype == DTYPE_F16 \? f32_to_f16(value) : f32_to_bf16(value);\n"
+    "}\n"
+    "\n"
+    "/* LANE_BYTES of weights, as they lie in memory. */\n"
+    "struct weight_chunk { u32 word[(LANE_BYTES + 3) / 4]; };\n"
+    "\n"
+    "/* Inputs k to k + LANE_VALUES - 1 of a row; zero bits for those past the row's end. */\n"
+    "DEVICE weight_chunk load_weight_chunk(const u8 *row, u32 k) {\n"
+    "    weight_chunk c;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < (LANE_BYTES + 3) / 4; i++) c.word[i] = 0;\n"
+    "    if (k >= INNER) return c;\n"
+    "    const u8 *p = row + (u64)k * WEIGHT_BITS / 8;\n"
+    "    if (k + LANE_VALUES <= INNER && WEIGHT_ALIGN >= 4) {\n"
+    "        if (LANE_BYTES == 16 && WEIGHT_ALIGN == 16) {\n"
+    "            const u32x4 v = load_weights_16(p);\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < LANE_BYTES / 4; i++) c.word[i] = v.v[i & 3];\n"
+    "        } else if (LANE_BYTES % 8 == 0 && WEIGHT_ALIGN >= 8) {\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < LANE_BYTES / 8; i++) {\n"
+    "                const u32x2 v = load_weights_8(p + i * 8);\n"
+    "                c.word[i * 2] = v.v[0];\n"
+    "                c.word[i * 2 + 1] = v.v[1];\n"
+    "            }\n"
+    "        } else {\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < LANE_BYTES / 4; i++) c.word[i] = load_weights_4(p + i * 4);\n"
+    "        }\n"
+    "    } else { /* rows of odd sizes, and the end of a row */\n",
+    "        const u32 left = (u32)(((u64)(INNER - k) * WEIGHT_BITS + 7) / 8);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < LANE_BYTES; i++)\n"
+    "            if (i < left) c.word[i / 4] |= (u32)load_1(p + i) << (8 * (i % 4));\n"
+    "    }\n"
+    "    return c;\n"
+    "}\n"
+    "\n"
+    "DEVICE float load_scale(const void *scales, u64 row, u32 step) {\n"
+    "    return load_value(scales, row * NUM_GROUPS + (GROUP != 0 \? step * STEP / (GROUP != 0 \? GROUP : 1) : 0), SCALES);\n"
+    "}\n"
+    "\n"
+    "#if TENSOR_CORES\n"
+    "\n"
+    "/* Weights as pairs of 16-bit floats in the order in which pair_activations gives the activations. */\n"
+    "DEVICE void unpack_weights(const weight_chunk &c, u32 (&pair)[LANE_VALUES / 2]) {\n"
+    "#if FORMAT == FORMAT_INT4\n"
+    "    /* Four bits become a float by standing in the mantissa of 1024 (f16) or 128 (bf16); then the offset is taken away.\n"
+    "       A word's nibbles are 0 to 7: the pairs are (0,4) (1,5) (2,6) (3,7). */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_BYTES / 4; i++) {\n"
+    "        const u32 w = c.word[i];\n"
+    "#if X == DTYPE_F16\n"
+    "        pair[i * 4 + 0] = half2_sub((w & 0x000f000fu) | 0x64006400u, 0x64086408u);              /* - 1032 */\n"
+    "        pair[i * 4 + 1] = half2_fma((w & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd480d480u); /* / 16 - 72 */\n"
+    "        pair[i * 4 + 2] = half2_sub(((w >> 8) & 0x000f000fu) | 0x64006400u, 0x64086408u);\n"
+    "        pair[i * 4 + 3] = half2_fma(((w >> 8) & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd480d480u);\n"
+    "#else\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < 4; j++)\n"
+    "            pair[i * 4 + j] = bf162_fma(((w >> (4 * j)) & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u); /* - 136 */\n"
+    "#endif\n"
+    "    }\n"
+    "#elif FORMAT == FORMAT_INT8\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_BYTES / 4; i++) {\n"
+    "        const u32 w = c.word[i] ^ 0x80808080u; /* q + 128 */\n"
+    "#if X == DTYPE_F16\n"
+    "        pair[i * 2 + 0] = half2_sub(select_bytes(w, 0x64646464u, 0x4140), 0x64806480u); /* - 1152 */\n"
+    "        pair[i * 2 + 1] = half2_sub(select_bytes(w, 0x64646464u, 0x4342), 0x64806480u);\n"
+    "#else\n"
+    "        float q[4]; /* through the mantissa of 2^23: bf16 has no room for eight bits and the one before them */\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < 4; j++) q[j] = f32_add(f32_from_bits(select_bytes(w, 0x4b000000u, 0x7440u + j)), -8388736.0f);\n"
+    "        pair[i * 2 + 0] = f32_to_bf162(q[0], q[1]);\n"
+    "        pair[i * 2 + 1] = f32_to_bf162(q[2], q[3]);\n"
+    "#endif\n"
+    "    }\n"
+    "#else\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_BYTES / 4; i++) pair[i] = c.word[i];\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "/* Activations k to k + LANE_VALUES - 1 of a token (null: zeros), in pairs of the order that unpack_weights uses. */\n"
+    "DEVICE void load_activations(const u8 *x, u32 k, u32 (&pair)[LANE_VALUES / 2]) {\n"
+    "    u32 word[LANE_VALUES / 2];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_VALUES / 2; i++) word[i] = 0;\n"
+    "    if (x && k < INNER) {\n"
+    "        const u8 *p = x + (u64)k * 2;\n"
+    "        if (k + LANE_VALUES <= INNER && X_ALIGN >= 4) {\n"
+    "            if (LANE_VALUES % 8 == 0 && X_ALIGN == 16) {\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < LANE_VALUES / 8; i++) {\n"
+    "                    const u32x4 v = load_16(p + i * 16);\n"
+    "#pragma unroll\n"
+    "                    for (u32 j = 0; j < 4; j++) word[i * 4 + j] = v.v[j];\n"
+    "                }\n"
+    "            } else {\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < LANE_VALUES / 2; i++) word[i] = load_4(p + i * 4);\n"
+    "            }\n"
+    "        } else {\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < LANE_VALUES; i++)\n"
+    "                if (k + i < INNER) word[i / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));\n"
+    "        }\n"
+    "    }\n"
+    "#if FORMAT == FORMAT_INT4\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_VALUES / 8; i++) {\n"
+    "        pair[i * 4 + 0] = select_bytes(word[i * 4 + 0], word[i * 4 + 2], 0x5410);\n"
+    "        pair[i * 4 + 1] = select_bytes(word[i * 4 + 0], word[i * 4 + 2], 0x7632);\n"
+    "        pair[i * 4 + 2] = select_bytes(word[i * 4 + 1], word[i * 4 + 3], 0x5410);\n"
+    "        pair[i * 4 + 3] = select_bytes(word[i * 4 + 1], word[i * 4 + 3], 0x7632);\n"
+    "    }\n"
+    "#else\n"
+    "#pragma unroll\n",
+    "    for (u32 i = 0; i < LANE_VALUES / 2; i++) pair[i] = word[i];\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "/* sums += one step: rows' chunks against the token's activations. The layout of sums is that of the matrix fragment:\n"
+    "   sums[0], [1] are row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n"
+    "DEVICE void multiply_chunk(float (&sums)[4], const u32 (&low)[LANE_VALUES / 2], const u32 (&high)[LANE_VALUES / 2], const u8 *x, u32 k) {\n"
+    "    u32 activation[LANE_VALUES / 2];\n"
+    "    load_activations(x, k, activation);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_VALUES / 4; i++) {\n"
+    "        const u32 a[4] = {low[i * 2], high[i * 2], low[i * 2 + 1], high[i * 2 + 1]};\n"
+    "#if X == DTYPE_F16\n"
+    "        matrix_multiply_f16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
+    "#else\n"
+    "        matrix_multiply_bf16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
+    "#endif\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "#else /* f32 multiply-adds */\n"
+    "\n"
+    "DEVICE float weight_value(const weight_chunk &c, u32 i) {\n"
+    "#if FORMAT == FORMAT_F32\n"
+    "    return f32_from_bits(c.word[i]);\n"
+    "#elif FORMAT == FORMAT_F16\n"
+    "    return f16_to_f32((u16)(c.word[i / 2] >> (16 * (i % 2))));\n"
+    "#elif FORMAT == FORMAT_BF16\n"
+    "    return bf16_to_f32((u16)(c.word[i / 2] >> (16 * (i % 2))));\n"
+    "#elif FORMAT == FORMAT_INT8\n"
+    "    return (float)(int)(signed char)(c.word[i / 4] >> (8 * (i % 4)));\n"
+    "#else\n"
+    "    return (float)((int)((c.word[i / 8] >> (4 * (i % 8))) & 15u) - 8);\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "#endif\n"
+    "\n"
+    "/* sums[b] = 16 weight rows times the 8 tokens of block b, over steps first_step, first_step + step_stride, ...\n"
+    "   `low` and `high` are the lane's two rows, low_scale and high_scale the indices of those rows in `scales`; x[b] is the\n"
+    "   activations of the lane's token g (of every token, with f32 multiply-adds: then x[b] is asked for through `rows`). */\n"
+    "#if TENSOR_CORES\n"
+    "template <int BLOCKS>\n"
+    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const u8 *low, const u8 *high, const void *scales, u64 low_scale, u64 high_scale,\n"
+    "                          const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
+    "    /* Chunks loaded before the first is used: enough to keep memory busy, few enough for the registers. */\n"
+    "    constexpr u32 DEPTH = 4;\n"
+    "    const u32 offset = (lane_index() & 3) * LANE_VALUES;\n"
+    "#pragma unroll\n"
+    "    for (int b = 0; b < BLOCKS; b++)\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 start = first_step; start < NUM_STEPS; start += step_stride * DEPTH) {\n"
+    "        weight_chunk low_chunk[DEPTH], high_chunk[DEPTH];\n"
+    "        float scale_low[DEPTH], scale_high[DEPTH];\n"
+    "#pragma unroll\n"
+    "        for (u32 d = 0; d < DEPTH; d++) {\n"
+    "            const u32 step = start + d * step_stride;\n"
+    "            if (step < NUM_STEPS) {\n"
+    "                low_chunk[d] = load_weight_chunk(low, step * STEP + offset);\n"
+    "                high_chunk[d] = load_weight_chunk(high, step * STEP + offset);\n"
+    "                if (GROUP != 0) {\n"
+    "                    scale_low[d] = load_scale(scales, low_scale, step);\n"
+    "                    scale_high[d] = load_scale(scales, high_scale, step);\n"
+    "                }\n"
+    "            }\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "        for (u32 d = 0; d < DEPTH; d++) {\n"
+    "            const u32 step = start + d * step_stride;\n"
+    "            if (step >= NUM_STEPS) break;\n"
+    "            u32 low_pairs[LANE_VALUES / 2], high_pairs[LANE_VALUES / 2];\n"
+    "            unpack_weights(low_chunk[d], low_pairs);\n"
+    "            unpack_weights(high_chunk[d], high_pairs);\n"
+    "#pragma unroll\n"
+    "            for (int b = 0; b < BLOCKS; b++) {\n"
+    "                if (GROUP != 0) {\n"
+    "                    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};\n"
+    "                    multiply_chunk(part, low_pairs, high_pairs, x[b], step * STEP + offset);\n"
+    "                    sums[b][0] = f32_fma(scale_low[d], part[0], sums[b][0]);\n"
+    "                    sums[b][1] = f32_fma(scale_low[d], part[1], sums[b][1]);\n"
+    "                    sums[b][2] = f32_fma(scale_high[d], part[2], sums[b][2]);\n",
+    "                    sums[b][3] = f32_fma(scale_high[d], part[3], sums[b][3]);\n"
+    "                } else {\n"
+    "                    multiply_chunk(sums[b], low_pairs, high_pairs, x[b], step * STEP + offset);\n"
+    "                }\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "    if (QUANTIZED && GROUP == 0) {\n"
+    "        const float scale_low = load_scale(scales, low_scale, 0), scale_high = load_scale(scales, high_scale, 0);\n"
+    "#pragma unroll\n"
+    "        for (int b = 0; b < BLOCKS; b++) {\n"
+    "            sums[b][0] = f32_mul(sums[b][0], scale_low);\n"
+    "            sums[b][1] = f32_mul(sums[b][1], scale_low);\n"
+    "            sums[b][2] = f32_mul(sums[b][2], scale_high);\n"
+    "            sums[b][3] = f32_mul(sums[b][3], scale_high);\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "#else\n"
+    "template <int BLOCKS>\n"
+    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const u8 *low, const u8 *high, const void *scales, u64 low_scale, u64 high_scale,\n"
+    "                          const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
+    "    const u32 lane = lane_index(), t = lane & 3;\n"
+    "#pragma unroll 1\n"
+    "    for (int b = 0; b < BLOCKS; b++) {\n"
+    "        /* Each lane multiplies its two rows with all 8 tokens, whose addresses are in the lanes 4 * token. */\n"
+    "        float sum[2][8];\n"
+    "#pragma unroll\n"
+    "        for (u32 n = 0; n < 8; n++) sum[0][n] = sum[1][n] = 0.0f;\n"
+    "        const u64 own = (u64)x[b];\n"
+    "#pragma unroll 1\n"
+    "        for (u32 step = first_step; step < NUM_STEPS; step += step_stride) {\n"
+    "            const u32 k = step * STEP + t * LANE_VALUES;\n"
+    "            const weight_chunk low_chunk = load_weight_chunk(low, k), high_chunk = load_weight_chunk(high, k);\n"
+    "            const float scale_low = GROUP != 0 \? load_scale(scales, low_scale, step) : 1.0f;\n"
+    "            const float scale_high = GROUP != 0 \? load_scale(scales, high_scale, step) : 1.0f;\n"
+    "#pragma unroll\n"
+    "            for (u32 n = 0; n < 8; n++) {\n"
+    "                const u64 address = (u64)warp_shuffle((u32)own, n * 4) | (u64)warp_shuffle((u32)(own >> 32), n * 4) << 32;\n"
+    "                float part[2] = {0.0f, 0.0f};\n"
+    "                if (address)\n"
+    "#pragma unroll\n"
+    "                    for (u32 i = 0; i < LANE_VALUES; i++)\n"
+    "                        if (k + i < INNER) {\n"
+    "                            const float value = load_value((const void *)address, k + i, X);\n"
+    "                            part[0] = f32_fma(weight_value(low_chunk, i), value, part[0]);\n"
+    "                            part[1] = f32_fma(weight_value(high_chunk, i), value, part[1]);\n"
+    "                        }\n"
+    "                sum[0][n] = f32_fma(scale_low, part[0], sum[0][n]);\n"
+    "                sum[1][n] = f32_fma(scale_high, part[1], sum[1][n]);\n"
+    "            }\n"
+    "        }\n"
+    "        if (QUANTIZED && GROUP == 0) {\n"
+    "            const float scale_low = load_scale(scales, low_scale, 0), scale_high = load_scale(scales, high_scale, 0);\n"
+    "#pragma unroll\n"
+    "            for (u32 n = 0; n < 8; n++) {\n"
+    "                sum[0][n] = f32_mul(sum[0][n], scale_low);\n"
+    "                sum[1][n] = f32_mul(sum[1][n], scale_high);\n"
+    "            }\n"
+    "        }\n"
+    "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n"
+    "#pragma unroll\n"
+    "        for (u32 n = 0; n < 8; n++)\n"
+    "#pragma unroll\n"
+    "            for (u32 row = 0; row < 2; row++) {\n"
+    "                float v = sum[row][n];\n"
+    "                v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 1)));\n"
+    "                v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 2)));\n"
+    "                if (n / 2 == t) sums[b][row * 2 + n % 2] = v;\n"
+    "            }\n"
+    "    }\n"
+    "}\n"
+    "#endif\n",
+    NULL};
+static const char *const moer_source_6[] = { /* vector.h */
+    "/*\n"
+    "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
+    "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
+    "*/\n"
+    "#define DTYPE_F32 1\n"
+    "#define DTYPE_F16 2\n"
+    "\n"
+    "template <int DTYPE, int N>\n"
+    "DEVICE void load_vector(const void *array, u64 index, float (&value)[N]) {\n"
+    "    if (DTYPE == DTYPE_F32) {\n"
+    "        const u32 *p = (const u32 *)array + index;\n"
+    "        if (N % 4 == 0) {\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < N / 4; i++) {\n"
+    "                const u32x4 v = load_16(p + i * 4);\n"
+    "#pragma unroll\n"
+    "                for (int j = 0; j < 4; j++) value[(i * 4 + j) % N] = f32_from_bits(v.v[j]);\n"
+    "            }\n"
+    "        } else {\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < N; i++) value[i] = f32_from_bits(load_4(p + i));\n"
+    "        }\n"
+    "    } else {\n"
+    "        const u16 *p = (const u16 *)array + index;\n"
+    "        u32 word[(N + 1) / 2];\n"
+    "        if (N == 8) {\n"
+    "            const u32x4 v = load_16(p);\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < N / 2; i++) word[i] = v.v[i % 4];\n"
+    "        } else if (N % 2 == 0) {\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < N / 2; i++) word[i] = load_4(p + i * 2);\n"
+    "        } else {\n"
+    "            word[0] = load_2(p);\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "        for (int i = 0; i < N; i++) {\n"
+    "            const u16 half = (u16)(word[i / 2] >> (16 * (i % 2)));\n"
+    "            value[i] = DTYPE == DTYPE_F16 \? f16_to_f32(half) : bf16_to_f32(half);\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "template <int DTYPE, int N>\n"
+    "DEVICE void store_vector(void *array, u64 index, const float (&value)[N]) {\n"
+    "    if (DTYPE == DTYPE_F32) {\n"
+    "        float *p = (float *)array + index;\n"
+    "        if (N % 4 == 0) {\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < N / 4; i++) {\n"
+    "                u32x4 v;\n"
+    "#pragma unroll\n"
+    "                for (int j = 0; j < 4; j++) v.v[j] = f32_bits(value[(i * 4 + j) % N]);\n"
+    "                store_16(p + i * 4, v);\n"
+    "            }\n"
+    "        } else {\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < N; i++) p[i] = value[i];\n"
+    "        }\n"
+    "    } else {\n"
+    "        u16 *p = (u16 *)array + index;\n"
+    "        if (N == 8) {\n"
+    "            u32x4 v;\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < 4; i++) {\n"
+    "                const float lo = value[(i * 2) % N], hi = value[(i * 2 + 1) % N];\n"
+    "                v.v[i] = DTYPE == DTYPE_F16 \? f32_to_half2(lo, hi) : f32_to_bf162(lo, hi);\n"
+    "            }\n"
+    "            store_16(p, v);\n"
+    "        } else {\n"
+    "#pragma unroll\n"
+    "            for (int i = 0; i < N; i++) p[i] = DTYPE == DTYPE_F16 \? f32_to_f16(value[i]) : f32_to_bf16(value[i]);\n"
+    "        }\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_7[] = { /* route.cu */
+    "/*\n"
+    "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E] -> ids, weights and the sort of the\n"
+    "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
+    "\n"
+    "  A warp routes a token (select.h) and leaves the ids in shared memory. Then a thread owns pair p: its row is the number of\n"
+    "  pairs that sort before it, counted over all pairs, four at a time. That is quadratic, yet at these sizes shorter than any\n"
+    "  sort: no pass waits for another. Pairs whose expert isn't local get the largest key: they take the rows from R on.\n"
+    "\n"
+    "  Constants: E, K; with SELECT those of select.h; MAPS: 1 for what the layer's next kernels read, 2 for every output that isn't null;\n"
+    "  FIRST_EXPERT, LOCAL_EXPERTS; MAX_PAIRS, a multiple of 32, at most 512.\n"
+    "  Threads: any multiple of 32 up to MAX_THREADS.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
+    "#if SELECT\n"
+    "#include \"scores.h\"\n"
+    "#include \"select.h\"\n"
+    "#endif\n"
+    "\n"
+    "#define NOT_LOCAL 0x7fffffff\n"
+    "#define MAX_THREADS (SELECT && E > 1024 \? 256 : 512) /* more experts a lane need more registers a thread */\n"
+    "\n"
+    "/* Number of set bits below bit `end` of a row of masks. */\n"
+    "template <class Masks>\n"
+    "DEVICE u32 count_below(Masks &masks, u32 end) {\n"
+    "    u32 count = 0;\n"
+    "    for (u32 m = 0; m < end / 32; m++) count += popcount(masks[m]);\n"
+    "    if (end & 31) count += popcount(masks[end / 32] & ((1u << (end & 31)) - 1));\n"
+    "    return count;\n"
+    "}\n"
+    "\n"
+    "/* Row r of the sorted experts belongs to a local expert; it is the first of its expert. */\n"
+    "template <class Experts>\n"
+    "DEVICE bool row_exists(Experts &sorted, u32 r) { return sorted[r] != NOT_LOCAL; }\n"
+    "template <class Experts>\n"
+    "DEVICE bool row_starts_expert(Experts &sorted, u32 r) {\n"
+    "    return sorted[r] != NOT_LOCAL && (r == 0 || sorted[r - 1] != sorted[r]);\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {\n"
+    "    SHARED(int, pair_expert, MAX_PAIRS);    /* local expert of each pair, or NOT_LOCAL */\n"
+    "    SHARED(int, sorted_expert, MAX_PAIRS);  /* the same, by row */\n"
+    "    SHARED(u32, head_masks, MAX_PAIRS / 32);/* rows that start an expert */\n"
+    "    SHARED(u32, local_masks, MAX_PAIRS / 32);/* rows that exist */\n"
+    "#if MAPS == 2\n"
+    "    SHARED(int, sorted_pair, MAX_PAIRS);\n"
+    "    SHARED(int, head_row, MAX_PAIRS + 1);   /* first row of each distinct expert, then R */\n"
+    "    SHARED(int, aligned_start, MAX_PAIRS + 1);\n"
+    "#endif\n"
+    "    const u32 thread = thread_index(), lane = lane_index(), threads = block_threads();\n"
+    "    const u32 num_pairs = a.num_tokens * K;\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
+    "\n"
+    "#if SELECT\n"
+    "    for (u32 token = warp_index(); token < a.num_tokens; token += threads / 32) {\n"
+    "        selection chosen = {};\n"
+    "        if (token < num_valid) chosen = select_experts(a, token);\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "            const u32 slot = s * 32 + lane, p = token * K + slot;\n"
+    "            if (slot < K) {\n"
+    "                const u32 local = chosen.id[s] - FIRST_EXPERT;\n"
+    "                const bool valid = token < num_valid;\n"
+    "                a.ids[p] = valid \? (int)chosen.id[s] : -1;\n"
+    "                if (a.weights) a.weights[p] = valid \? chosen.weight[s] : 0.0f;\n"
+    "                pair_expert[p] = valid && local < LOCAL_EXPERTS \? (int)local : NOT_LOCAL;\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "    for (u32 p = num_pairs + thread; p < (num_pairs + 3) / 4 * 4; p += threads) pair_expert[p] = NOT_LOCAL;\n"
+    "#else\n"
+    "    for (u32 p = thread; p < (num_pairs + 3) / 4 * 4; p += threads) {\n"
+    "        int local = NOT_LOCAL;\n"
+    "        if (p < num_valid * K) {\n"
+    "            const u32 id = (u32)a.ids[p] - FIRST_EXPERT;\n"
+    "            if (id < LOCAL_EXPERTS) local = (int)id;\n"
+    "        }\n"
+    "        pair_expert[p] = local;\n"
+    "    }\n"
+    "#endif\n"
+    "    block_barrier();\n"
+    "\n"
+    "    for (u32 p = thread; p < num_pairs; p += threads) {\n"
+    "        const int expert = pair_expert[p];\n"
+    "        u32 row = 0;\n",
+    "        for (u32 q = 0; q < num_pairs; q += 4) { /* entries past the last pair are NOT_LOCAL and later: they count 0 */\n"
+    "            const auto other = shared_load_4(pair_expert, q);\n"
+    "            row += (other.x < expert || (other.x == expert && q < p)) + (other.y < expert || (other.y == expert && q + 1 < p)) +\n"
+    "                   (other.z < expert || (other.z == expert && q + 2 < p)) + (other.w < expert || (other.w == expert && q + 3 < p));\n"
+    "        }\n"
+    "        const bool local = expert != NOT_LOCAL;\n"
+    "        sorted_expert[row] = expert;\n"
+    "#if MAPS == 1\n"
+    "        a.maps.row_to_pair[row] = local \? (int)p : -1;\n"
+    "        a.maps.pair_to_row[p] = local \? (int)row : -1;\n"
+    "        a.maps.row_to_expert[row] = local \? expert : -1;\n"
+    "#else\n"
+    "        sorted_pair[row] = (int)p;\n"
+    "        if (a.maps.row_to_pair) a.maps.row_to_pair[row] = local \? (int)p : -1;\n"
+    "        if (a.maps.pair_to_row) a.maps.pair_to_row[p] = local \? (int)row : -1;\n"
+    "        if (a.maps.row_to_expert) a.maps.row_to_expert[row] = local \? expert : -1;\n"
+    "#endif\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "\n"
+    "    const u32 num_masks = (num_pairs + 31) / 32;\n"
+    "    for (u32 r = thread; r < num_masks * 32; r += threads) {\n"
+    "        const bool inside = r < num_pairs;\n"
+    "        const u32 heads = warp_ballot(inside && row_starts_expert(sorted_expert, r));\n"
+    "        const u32 locals = warp_ballot(inside && row_exists(sorted_expert, r));\n"
+    "        if (lane == 0) {\n"
+    "            head_masks[r >> 5] = heads;\n"
+    "            local_masks[r >> 5] = locals;\n"
+    "        }\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "\n"
+    "    u32 num_distinct = 0, num_rows = 0;\n"
+    "    for (u32 m = 0; m < num_masks; m++) {\n"
+    "        num_distinct += popcount(head_masks[m]);\n"
+    "        num_rows += popcount(local_masks[m]);\n"
+    "    }\n"
+    "    for (u32 r = thread; r < num_rows; r += threads)\n"
+    "        if (row_starts_expert(sorted_expert, r)) {\n"
+    "            const u32 d = count_below(head_masks, r);\n"
+    "#if MAPS == 1\n"
+    "            a.maps.distinct_experts[d] = sorted_expert[r];\n"
+    "            a.maps.distinct_offsets[d] = (int)r;\n"
+    "#else\n"
+    "            head_row[d] = (int)r;\n"
+    "            if (a.maps.distinct_experts) a.maps.distinct_experts[d] = sorted_expert[r];\n"
+    "            if (a.maps.distinct_offsets) a.maps.distinct_offsets[d] = (int)r;\n"
+    "#endif\n"
+    "        }\n"
+    "#if MAPS == 1\n"
+    "    if (thread == 0) {\n"
+    "        a.maps.distinct_offsets[num_distinct] = (int)num_rows;\n"
+    "        a.maps.distinct_count[0] = (int)num_distinct;\n"
+    "    }\n"
+    "#else\n"
+    "    if (thread == 0) {\n"
+    "        head_row[num_distinct] = (int)num_rows;\n"
+    "        if (a.maps.distinct_offsets) a.maps.distinct_offsets[num_distinct] = (int)num_rows;\n"
+    "        if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)num_distinct;\n"
+    "    }\n"
+    "    if (a.maps.expert_offsets)\n"
+    "        for (u32 e = thread; e <= LOCAL_EXPERTS; e += threads) { /* first row whose expert is at least e */\n"
+    "            u32 low = 0, high = num_rows;\n"
+    "            while (low < high) {\n"
+    "                const u32 middle = (low + high) / 2;\n"
+    "                if (sorted_expert[middle] < (int)e) low = middle + 1;\n"
+    "                else high = middle;\n"
+    "            }\n"
+    "            a.maps.expert_offsets[e] = (int)low;\n"
+    "        }\n"
+    "    if (a.maps.block_size) {\n"
+    "        const u32 block = a.maps.block_size;\n"
+    "        if (a.maps.aligned_row_to_pair)\n"
+    "            for (u32 i = thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)num_pairs;\n"
+    "        block_barrier();\n"
+    "        for (u32 d = thread; d <= num_distinct; d += threads) {\n"
+    "            u32 start = 0;\n"
+    "            for (u32 c = 0; c < d; c++) start += ((u32)(head_row[c + 1] - head_row[c]) + block - 1) / block * block;\n"
+    "            aligned_start[d] = (int)start;\n"
+    "        }\n"
+    "        block_barrier();\n"
+    "        const u32 aligned_rows = (u32)aligned_start[num_distinct];\n"
+    "        if (thread == 0 && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)aligned_rows;\n"
+    "        if (a.maps.aligned_row_to_pair)\n"
+    "            for (u32 r = thread; r < num_rows; r += threads) {\n",
+    "                const u32 d = count_below(head_masks, r + 1) - 1; /* heads at or before r */\n"
+    "                a.maps.aligned_row_to_pair[aligned_start[d] + (int)r - head_row[d]] = sorted_pair[r];\n"
+    "            }\n"
+    "        if (a.maps.block_to_expert)\n"
+    "            for (u32 i = thread; i < a.maps.aligned_capacity / block; i += threads) {\n"
+    "                int expert = -1;\n"
+    "                if (i * block < aligned_rows) { /* last distinct expert that starts at or before the block */\n"
+    "                    u32 low = 0, high = num_distinct;\n"
+    "                    while (high - low > 1) {\n"
+    "                        const u32 middle = (low + high) / 2;\n"
+    "                        if ((u32)aligned_start[middle] <= i * block) low = middle;\n"
+    "                        else high = middle;\n"
+    "                    }\n"
+    "                    expert = sorted_expert[head_row[low]];\n"
+    "                }\n"
+    "                a.maps.block_to_expert[i] = expert;\n"
+    "            }\n"
+    "    }\n"
+    "#endif\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_8[] = { /* topk.cu */
+    "/*\n"
+    "  topk.cu: the router alone, for any number of tokens: logits [T, E] -> ids [T, k], weights [T, k]. A warp a token, eight\n"
+    "  a block. Constants: those of select.h.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
+    "#include \"scores.h\"\n"
+    "#include \"select.h\"\n"
+    "\n"
+    "KERNEL(moe_route_topk, 256, moer_route_args) {\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 token = block_index_x() * (block_threads() / 32) + warp_index();\n"
+    "    if (token >= a.num_tokens) return;\n"
+    "    const bool valid = token < valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
+    "    selection chosen = {};\n"
+    "    if (valid) chosen = select_experts(a, token);\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "        const u32 slot = s * 32 + lane_index();\n"
+    "        if (slot < K) {\n"
+    "            a.ids[(u64)token * K + slot] = valid \? (int)chosen.id[s] : -1;\n"
+    "            if (a.weights) a.weights[(u64)token * K + slot] = valid \? chosen.weight[s] : 0.0f;\n"
+    "        }\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_9[] = { /* maps.cu */
+    "/*\n"
+    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.\n"
+    "\n"
+    "  moe_route_maps_count    a warp counts the experts of its share of consecutive pairs\n"
+    "  moe_route_maps_scan     one block turns the counts into each share's first row of each expert, and writes the outputs\n"
+    "                          that have an entry per expert\n"
+    "  moe_route_maps_scatter  the warp walks its share again, in order, and gives every pair its row\n"
+    "\n"
+    "  Order within a warp's 32 pairs comes from match and popcount, order between them from the warp's own cursors: nothing is\n"
+    "  atomic, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.\n"
+    "\n"
+    "  Constants: K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS. Pairs whose expert isn't local have no row.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
+    "\n"
+    "#define SCAN_THREADS 1024\n"
+    "#define SCAN_WARPS (SCAN_THREADS / 32)\n"
+    "/* Experts a thread of the scan holds, consecutive ones. */\n"
+    "#define SCAN_EXPERTS ((LOCAL_EXPERTS + SCAN_THREADS - 1) / SCAN_THREADS)\n"
+    "#define NOT_LOCAL 0xffffffffu\n"
+    "\n"
+    "DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 31) / 32 * 32; }\n"
+    "\n"
+    "/* Local expert of a pair, or NOT_LOCAL. */\n"
+    "DEVICE u32 local_expert(const moer_maps_args &a, u32 pair, u32 num_valid_pairs) {\n"
+    "    if (pair >= num_valid_pairs) return NOT_LOCAL;\n"
+    "    const u32 local = (u32)a.ids[pair] - FIRST_EXPERT;\n"
+    "    return local < LOCAL_EXPERTS \? local : NOT_LOCAL;\n"
+    "}\n"
+    "\n"
+    "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
+    "\n"
+    "/* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */\n"
+    "template <class Cursors>\n"
+    "DEVICE u32 take_rows(Cursors &cursors, u32 expert) {\n"
+    "    const u32 peers = warp_match(expert), lane = lane_index();\n"
+    "    u32 row = 0;\n"
+    "    if (expert != NOT_LOCAL) row = cursors[expert] + popcount(peers & ((1u << lane) - 1));\n"
+    "    warp_barrier();\n"
+    "    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[expert] = row + 1; /* the last of its peers */\n"
+    "    warp_barrier();\n"
+    "    return row;\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_count, 32, moer_maps_args) {\n"
+    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);\n"
+    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) counts[e] = 0;\n"
+    "    warp_barrier();\n"
+    "    for (u32 i = 0; i < share; i += 32) {\n"
+    "        const u64 pair = (u64)block * share + i + lane;\n"
+    "        take_rows(counts, pair < a.num_pairs \? local_expert(a, (u32)pair, num_valid) : NOT_LOCAL);\n"
+    "    }\n"
+    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) a.block_counts[(u64)block * LOCAL_EXPERTS + e] = (int)counts[e];\n"
+    "}\n"
+    "\n"
+    "/* Sum of the values of the threads before this one; *total is the sum of all. */\n"
+    "template <class Sums>\n"
+    "DEVICE u32 scan_block(Sums &warp_sums, u32 value, u32 *total) {\n"
+    "    const u32 lane = lane_index(), warp = warp_index();\n"
+    "    u32 inclusive = value;\n"
+    "#pragma unroll\n"
+    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "        const u32 other = warp_shuffle_up(inclusive, delta);\n"
+    "        if (lane >= delta) inclusive += other;\n"
+    "    }\n"
+    "    block_barrier(); /* the sums of the scan before may still be read */\n"
+    "    if (lane == 31) warp_sums[warp] = inclusive;\n"
+    "    block_barrier();\n"
+    "    u32 before = 0, sum = 0;\n"
+    "    for (u32 w = 0; w < SCAN_WARPS; w++) {\n"
+    "        if (w == warp) before = sum;\n"
+    "        sum += warp_sums[w];\n"
+    "    }\n"
+    "    *total = sum;\n"
+    "    return before + inclusive - value;\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_scan, SCAN_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, warp_sums, SCAN_WARPS);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 first = thread_index() * SCAN_EXPERTS;\n"
+    "    const u32 block = a.maps.block_size;\n",
+    "    u32 count[SCAN_EXPERTS], rows = 0, distinct = 0, aligned = 0;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < SCAN_EXPERTS; i++) {\n"
+    "        count[i] = 0;\n"
+    "        if (first + i < LOCAL_EXPERTS)\n"
+    "            for (u32 b = 0; b < a.num_blocks; b++) {\n"
+    "                int *entry = a.block_counts + (u64)b * LOCAL_EXPERTS + first + i;\n"
+    "                const u32 c = (u32)*entry;\n"
+    "                *entry = (int)count[i];\n"
+    "                count[i] += c;\n"
+    "            }\n"
+    "        rows += count[i];\n"
+    "        distinct += count[i] != 0;\n"
+    "        if (block) aligned += (count[i] + block - 1) / block * block;\n"
+    "    }\n"
+    "    u32 num_rows, num_distinct, num_aligned;\n"
+    "    u32 row = scan_block(warp_sums, rows, &num_rows);\n"
+    "    u32 index = scan_block(warp_sums, distinct, &num_distinct);\n"
+    "    u32 start = scan_block(warp_sums, aligned, &num_aligned);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < SCAN_EXPERTS; i++) {\n"
+    "        if (first + i >= LOCAL_EXPERTS) break;\n"
+    "        a.expert_offsets[first + i] = (int)row;\n"
+    "        if (count[i]) {\n"
+    "            if (a.maps.distinct_experts) a.maps.distinct_experts[index] = (int)(first + i);\n"
+    "            if (a.maps.distinct_offsets) a.maps.distinct_offsets[index] = (int)row;\n"
+    "            index++;\n"
+    "        }\n"
+    "        if (block) {\n"
+    "            a.aligned_offsets[first + i] = (int)start;\n"
+    "            start += (count[i] + block - 1) / block * block;\n"
+    "        }\n"
+    "        row += count[i];\n"
+    "    }\n"
+    "    if (thread_index() == 0) {\n"
+    "        a.expert_offsets[LOCAL_EXPERTS] = (int)num_rows;\n"
+    "        if (a.maps.distinct_offsets) a.maps.distinct_offsets[num_distinct] = (int)num_rows;\n"
+    "        if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)num_distinct;\n"
+    "        if (block) a.aligned_offsets[LOCAL_EXPERTS] = (int)num_aligned;\n"
+    "        if (block && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)num_aligned;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_scatter, 32, moer_maps_args) {\n"
+    "    SHARED(u32, cursors, LOCAL_EXPERTS); /* next row of each expert in this share */\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);\n"
+    "    const u32 num_rows = (u32)a.expert_offsets[LOCAL_EXPERTS];\n"
+    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32)\n"
+    "        cursors[e] = (u32)(a.expert_offsets[e] + a.block_counts[(u64)block * LOCAL_EXPERTS + e]);\n"
+    "    warp_barrier();\n"
+    "    for (u32 i = 0; i < share; i += 32) {\n"
+    "        const u64 position = (u64)block * share + i + lane;\n"
+    "        const bool exists = position < a.num_pairs;\n"
+    "        const u32 pair = (u32)position;\n"
+    "        const u32 expert = exists \? local_expert(a, pair, num_valid) : NOT_LOCAL;\n"
+    "        const u32 row = take_rows(cursors, expert);\n"
+    "        if (expert != NOT_LOCAL) {\n"
+    "            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;\n"
+    "            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
+    "            if (a.maps.aligned_row_to_pair)\n"
+    "                a.maps.aligned_row_to_pair[a.aligned_offsets[expert] + (int)row - a.expert_offsets[expert]] = (int)pair;\n"
+    "        }\n"
+    "        if (exists) {\n"
+    "            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL \? (int)row : -1;\n"
+    "            if (pair >= num_rows) { /* the row of this number doesn't exist */\n"
+    "                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
+    "                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "    if (!a.maps.block_size) return;\n"
+    "    const u32 thread = block * 32 + lane, threads = grid_blocks_x() * 32;\n"
+    "    const u32 aligned_rows = (u32)a.aligned_offsets[LOCAL_EXPERTS];\n"
+    "    if (a.maps.aligned_row_to_pair) {\n"
+    "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
+    "            const int rows = a.expert_offsets[e + 1] - a.expert_offsets[e];\n",
+    "            for (int i = a.aligned_offsets[e] + rows; i < a.aligned_offsets[e + 1]; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "        }\n"
+    "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "    }\n"
+    "    if (a.maps.block_to_expert)\n"
+    "        for (u32 i = thread; i < a.maps.aligned_capacity / a.maps.block_size; i += threads) {\n"
+    "            int expert = -1;\n"
+    "            if (i * a.maps.block_size < aligned_rows) { /* last expert whose blocks start at or before this one */\n"
+    "                u32 low = 0, high = LOCAL_EXPERTS;\n"
+    "                while (high - low > 1) {\n"
+    "                    const u32 middle = (low + high) / 2;\n"
+    "                    if ((u32)a.aligned_offsets[middle] <= i * a.maps.block_size) low = middle;\n"
+    "                    else high = middle;\n"
+    "                }\n"
+    "                expert = (int)low;\n"
+    "            }\n"
+    "            a.maps.block_to_expert[i] = expert;\n"
+    "        }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_10[] = { /* matmul.cu */
+    "/*\n"
+    "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
+    "  product. A block is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and the block\n"
+    "  goes through the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once.\n"
+    "\n"
+    "  h[r] = silu(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]\n"
+    "  out[r] = W[e] @ x + bias[e]                                          GATED 0: a tile is 16 rows, out [R, N]\n"
+    "\n"
+    "  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; BIAS (dtype,\n"
+    "  0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the\n"
+    "  arguments say (1), or by row (2); OUT_BY_PAIR: out is\n"
+    "  indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.\n"
+    "  Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"scores.h\"\n"
+    "#include \"tile.h\"\n"
+    "\n"
+    "#define COLUMNS (GATED \? ROWS / 2 : ROWS)        /* of the output */\n"
+    "#define TILE_COLUMNS (GATED \? 8 : 16)\n"
+    "#define TILE_TOKENS (8 * ROW_BLOCKS)\n"
+    "#define PARTIAL_STRIDE (TILE_TOKENS + 1)\n"
+    "\n"
+    "/* The weight row that is row `i` (0 to 15) of tile `tile`. Past the matrix: its last row, whose sums nobody uses. */\n"
+    "DEVICE u32 weight_row(u32 tile, u32 i) {\n"
+    "    u32 column = tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
+    "    if (column >= COLUMNS) column = COLUMNS - 1;\n"
+    "    if (!GATED) return column;\n"
+    "    return INTERLEAVED \? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {\n"
+    "    SHARED(float, partial, WARPS * 16 * PARTIAL_STRIDE); /* [warp][weight row][token] */\n"
+    "    const u32 warp = warp_index(), lane = lane_index(), g = lane >> 2, t = lane & 3;\n"
+    "    const u32 tile = block_index_x(), distinct = block_index_y();\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
+    "#if OUT_BY_PAIR\n"
+    "    if (distinct == 0) { /* the pairs that no expert here serves */\n"
+    "        for (u32 i = thread_index(); i / TILE_COLUMNS < a.num_pairs; i += WARPS * 32) {\n"
+    "            const u32 pair = i / TILE_COLUMNS, column = tile * TILE_COLUMNS + i % TILE_COLUMNS;\n"
+    "            if (column < COLUMNS && a.pair_to_row[pair] < 0) store_value(a.out, (u64)pair * COLUMNS + column, OUT, 0.0f);\n"
+    "        }\n"
+    "        return;\n"
+    "    }\n"
+    "#endif\n"
+    "    const u32 d = distinct - OUT_BY_PAIR;\n"
+    "    if (d >= num_distinct) return;\n"
+    "    const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];\n"
+    "    const u64 low_row = (u64)expert * ROWS + weight_row(tile, g), high_row = (u64)expert * ROWS + weight_row(tile, g + 8);\n"
+    "    const u8 *low = (const u8 *)a.weights + low_row * ROW_BYTES, *high = (const u8 *)a.weights + high_row * ROW_BYTES;\n"
+    "\n"
+    "    for (u32 base = first_row; base < end_row; base += TILE_TOKENS) {\n"
+    "        const u8 *x[ROW_BLOCKS];\n"
+    "#pragma unroll\n"
+    "        for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
+    "            const u32 row = base + b * 8 + g;\n"
+    "            x[b] = 0;\n"
+    "            if (row < end_row) {\n"
+    "                u32 index = row;\n"
+    "                if (X_INDEX != 2) index = (u32)a.row_to_pair[row];\n"
+    "                if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
+    "                x[b] = (const u8 *)a.x + (u64)index * INNER * X_BYTES;\n"
+    "            }\n"
+    "        }\n"
+    "        float sums[ROW_BLOCKS][4];\n"
+    "        multiply_tile<ROW_BLOCKS>(sums, low, high, a.scales, low_row, high_row, x, warp, WARPS);\n"
+    "#pragma unroll\n"
+    "        for (u32 b = 0; b < ROW_BLOCKS; b++)\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++)\n",
+    "                partial[(warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];\n"
+    "        block_barrier();\n"
+    "\n"
+    "        for (u32 i = thread_index(); i < TILE_COLUMNS * TILE_TOKENS; i += WARPS * 32) {\n"
+    "            const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = base + token, column = tile * TILE_COLUMNS + c;\n"
+    "            if (row >= end_row || column >= COLUMNS) continue;\n"
+    "            float value = 0.0f;\n"
+    "            for (u32 w = 0; w < WARPS; w++) value = f32_add(value, partial[(w * 16 + c) * PARTIAL_STRIDE + token]);\n"
+    "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));\n"
+    "            if (GATED) {\n"
+    "                float up = 0.0f;\n"
+    "                for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
+    "                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));\n"
+    "                value = f32_mul(f32_mul(value, moer_sigmoid(value)), up);\n"
+    "            }\n"
+    "            store_value(a.out, (u64)(OUT_BY_PAIR \? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);\n"
+    "        }\n"
+    "        block_barrier(); /* partial is written again */\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_11[] = { /* down.cu */
+    "/*\n"
+    "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
+    "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j.\n"
+    "\n"
+    "  A block is 16 output columns of all experts: a warp takes a distinct expert and one of K_SPLIT parts of K, and leaves the\n"
+    "  sums of that expert's rows in shared memory. When all are there, a thread adds up one output column of one token. So no\n"
+    "  partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a token's result\n"
+    "  doesn't depend on the others in the batch.\n"
+    "\n"
+    "  Constants: those of tile.h (X is the dtype of h and y); ROWS, the hidden size; BIAS (dtype, 0: none); K, slots a token;\n"
+    "  K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"tile.h\"\n"
+    "\n"
+    "KERNEL(moe_route_down, 512, moer_down_args) {\n"
+    "    SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */\n"
+    "    const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
+    "    const u32 low_column = tile * 16 + g < ROWS \? tile * 16 + g : ROWS - 1;\n"
+    "    const u32 high_column = tile * 16 + g + 8 < ROWS \? tile * 16 + g + 8 : ROWS - 1;\n"
+    "\n"
+    "    for (u32 item = warp_index(); item < num_distinct * K_SPLIT; item += block_threads() / 32) {\n"
+    "        const u32 d = item / K_SPLIT, part = item % K_SPLIT;\n"
+    "        const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];\n"
+    "        const u64 low_row = (u64)expert * ROWS + low_column, high_row = (u64)expert * ROWS + high_column;\n"
+    "        const u8 *low = (const u8 *)a.weights + low_row * ROW_BYTES, *high = (const u8 *)a.weights + high_row * ROW_BYTES;\n"
+    "        for (u32 base = first_row; base < end_row; base += 8) {\n"
+    "            const u8 *x[1] = {base + g < end_row \? (const u8 *)a.h + (u64)(base + g) * INNER * X_BYTES : 0};\n"
+    "            float sums[1][4];\n"
+    "            multiply_tile<1>(sums, low, high, a.scales, low_row, high_row, x, part, K_SPLIT);\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++) {\n"
+    "                const u32 row = base + t * 2 + (i & 1);\n"
+    "                if (row < end_row) partial[(part * MAX_PAIRS + row) * 17 + g + (i >> 1) * 8] = sums[0][i];\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "\n"
+    "    for (u32 i = thread_index(); i < a.num_tokens * 16; i += block_threads()) {\n"
+    "        const u32 token = i / 16, c = i % 16, column = tile * 16 + c;\n"
+    "        if (column >= ROWS) continue;\n"
+    "        float y = 0.0f;\n"
+    "        for (u32 j = 0; j < K; j++) {\n"
+    "            const int row = a.pair_to_row[token * K + j];\n"
+    "            if (row < 0) continue;\n"
+    "            float value = partial[(u32)row * 17 + c];\n"
+    "#pragma unroll\n"
+    "            for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);\n"
+    "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));\n"
+    "            y = f32_fma(a.router_weights[token * K + j], value, y);\n"
+    "        }\n"
+    "        store_value(a.y, (u64)token * ROWS + column, X, y);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_12[] = { /* combine.cu */
+    "/*\n"
+    "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32. No atomics: a thread\n"
+    "  owns VECTOR output columns of a token.\n"
+    "\n"
+    "  Constants: HIDDEN; K, slots a token; ROWS_DTYPE, OUT (dtypes); VECTOR, columns a thread, a divisor of HIDDEN.\n"
+    "  Grid: (blocks of 128 threads over HIDDEN / VECTOR, tokens in steps of the grid's height).\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"vector.h\"\n"
+    "\n"
+    "KERNEL(moe_route_combine, 128, moer_combine_args) {\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 column = (block_index_x() * 128 + thread_index()) * VECTOR;\n"
+    "    if (column >= HIDDEN) return;\n"
+    "    const u32 num_pairs = a.num_tokens * K;\n"
+    "    for (u32 token = block_index_y(); token < a.num_tokens; token += grid_blocks_y()) {\n"
+    "        float sum[VECTOR];\n"
+    "#pragma unroll\n"
+    "        for (u32 v = 0; v < VECTOR; v++) sum[v] = 0.0f;\n"
+    "#pragma unroll 4\n"
+    "        for (u32 j = 0; j < K; j++) {\n"
+    "            const u32 pair = token * K + j;\n"
+    "            const u32 row = a.pair_to_row \? (u32)a.pair_to_row[pair] : pair;\n"
+    "            if (row >= num_pairs) continue;\n"
+    "            float value[VECTOR];\n"
+    "            load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)row * HIDDEN + column, value);\n"
+    "            const float weight = a.router_weights[pair];\n"
+    "#pragma unroll\n"
+    "            for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight, value[v], sum[v]);\n"
+    "        }\n"
+    "        store_vector<OUT, VECTOR>(a.y, (u64)token * HIDDEN + column, sum);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_13[] = { /* expand.cu */
+    "/*\n"
+    "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
+    "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
+    "\n"
+    "  Constants: ROW_BYTES of x; K, slots a token; UNIT, bytes of one access: 16, 4 or 2, a divisor of ROW_BYTES.\n"
+    "  Grid: (blocks of 128 threads over ROW_BYTES / UNIT, rows in steps of the grid's height).\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "\n"
+    "KERNEL(moe_route_expand, 128, moer_expand_args) {\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 unit = block_index_x() * 128 + thread_index();\n"
+    "    if (unit >= ROW_BYTES / UNIT) return;\n"
+    "    for (u32 row = block_index_y(); row < a.num_pairs; row += grid_blocks_y()) {\n"
+    "        const u32 pair = (u32)a.row_to_pair[row];\n"
+    "        const u8 *from = (const u8 *)a.x + (u64)(pair / K) * ROW_BYTES + unit * UNIT;\n"
+    "        u8 *to = (u8 *)a.rows + (u64)row * ROW_BYTES + unit * UNIT;\n"
+    "        const bool exists = pair < a.num_pairs;\n"
+    "        if (UNIT == 16) {\n"
+    "            u32x4 v = {{0, 0, 0, 0}};\n"
+    "            if (exists) v = load_16(from);\n"
+    "            store_16(to, v);\n"
+    "        } else if (UNIT == 4) {\n"
+    "            *(u32 *)to = exists \? load_4(from) : 0;\n"
+    "        } else {\n"
+    "            *(u16 *)to = exists \? load_2(from) : 0;\n"
+    "        }\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const moer_source moer_sources[] = {
+    {"device.h", moer_source_0},
+    {"args.h", moer_source_1},
+    {"tokens.h", moer_source_2},
+    {"scores.h", moer_source_3},
+    {"select.h", moer_source_4},
+    {"tile.h", moer_source_5},
+    {"vector.h", moer_source_6},
+    {"route.cu", moer_source_7},
+    {"topk.cu", moer_source_8},
+    {"maps.cu", moer_source_9},
+    {"matmul.cu", moer_source_10},
+    {"down.cu", moer_source_11},
+    {"combine.cu", moer_source_12},
+    {"expand.cu", moer_source_13},
+    {NULL, NULL}};
+static const char moer_sources_digest[] = "51f253c8c800c6b6b40e1243eafe74380353493e65c52e17ae1043bf5a3a6748";
+
+/* ---- src/base.c ---- */
+/*
+  base.c: memory, messages, checked sizes and status names: what every other part uses. Nothing that knows an operating
+  system, CUDA or experts belongs here.
+*/
+
+static void *moer_alloc(moe_route_context *context, size_t size) {
+    void *memory;
+    size_t bytes = size ? size : 1;
+    if (context->allocator.alloc) memory = context->allocator.alloc(bytes, context->allocator.user);
+    else memory = malloc(bytes);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+static void moer_free(moe_route_context *context, void *memory) {
+    if (!memory) return;
+    if (context->allocator.free) context->allocator.free(memory, context->allocator.user);
+    else free(memory);
+}
+
+static int moer_size_mul(size_t a, size_t b, size_t *result) {
+    if (a != 0 && b > (size_t)-1 / a) return 0;
+    *result = a * b;
+    return 1;
+}
+
+static int moer_size_add(size_t a, size_t b, size_t *result) {
+    if (b > (size_t)-1 - a) return 0;
+    *result = a + b;
+    return 1;
+}
+
+static int moer_append(char *buffer, size_t size, const char *format, ...) {
+    size_t used = strlen(buffer);
+    int length;
+    va_list arguments;
+    va_start(arguments, format);
+    length = vsnprintf(buffer + used, size - used, format, arguments);
+    va_end(arguments);
+    return length >= 0 && (size_t)length < size - used;
+}
+
+/* The formatted text from malloc; NULL when there is no memory. */
+static char *moer_format(const char *format, va_list arguments) {
+    va_list again;
+    char *text;
+    int length;
+    va_copy(again, arguments);
+    length = vsnprintf(NULL, 0, format, again);
+    va_end(again);
+    if (length < 0) return NULL;
+    text = (char *)malloc((size_t)length + 1);
+    if (text) vsnprintf(text, (size_t)length + 1, format, arguments);
+    return text;
+}
+
+static const char moer_text_lost[] = "the call failed, and there was no memory left for a message that says why";
+
+/* The context's logger, called without its mutex: it may call moe_route_message. */
+static void moer_log_text(moe_route_context *context, moe_route_log_level level, const char *text) {
+    if (context->logger.log) context->logger.log(level, text, context->logger.user);
+}
+
+static void moer_log(moe_route_context *context, moe_route_log_level level, const char *format, ...) {
+    va_list arguments;
+    char *text;
+    if (!context->logger.log) return;
+    va_start(arguments, format);
+    text = moer_format(format, arguments);
+    va_end(arguments);
+    if (text) moer_log_text(context, level, text);
+    free(text);
+}
+
+static moe_route_status moer_fail(moe_route_context *context, moe_route_status status, const char *format, ...) {
+    va_list arguments;
+    char *text, *replaced;
+    va_start(arguments, format);
+    text = moer_format(format, arguments);
+    va_end(arguments);
+    /* logged before it is stored, from where another thread's failure may free it */
+    moer_log_text(context, MOE_ROUTE_LOG_ERROR, text ? text : moer_text_lost);
+    moer_mutex_lock(&context->mutex);
+    replaced = context->message;
+    context->message = text;
+    context->message_lost = text == NULL;
+    moer_mutex_unlock(&context->mutex);
+    free(replaced);
+    return status;
+}
+
+/* Copies as much of a text as fits, terminated, and returns its full length. */
+static size_t moer_copy_text(const char *from, char *text, size_t size) {
+    size_t length = strlen(from);
+    if (size > 0) {
+        size_t copied = length < size ? length : size - 1;
+        memcpy(text, from, copied);
+        text[copied] = '\0';
+    }
+    return length;
+}
+
+MOE_ROUTE_API size_t moe_route_message(const moe_route_context *context, char *text, size_t size) {
+    moer_mutex *mutex;
+    size_t length;
+    if (!context) return moer_copy_text("out of memory", text, size);
+    mutex = (moer_mutex *)&context->mutex; /* reading a message changes nothing that the caller can see */
+    moer_mutex_lock(mutex);
+    if (context->message) length = moer_copy_text(context->message, text, size);
+    else length = moer_copy_text(context->message_lost ? moer_text_lost : "", text, size);
+    moer_mutex_unlock(mutex);
+    return length;
+}
+
+MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status) {
+    switch (status) {
+        case MOE_ROUTE_OK: return "OK";
+        case MOE_ROUTE_ERROR_ARGUMENT: return "ERROR_ARGUMENT";
+        case MOE_ROUTE_ERROR_MEMORY: return "ERROR_MEMORY";
+        case MOE_ROUTE_ERROR_NO_DEVICE: return "ERROR_NO_DEVICE";
+        case MOE_ROUTE_ERROR_UNSUPPORTED: return "ERROR_UNSUPPORTED";
+        case MOE_ROUTE_ERROR_NO_COMPILER: return "ERROR_NO_COMPILER";
+        case MOE_ROUTE_ERROR_COMPILE: return "ERROR_COMPILE";
+        case MOE_ROUTE_ERROR_DRIVER: return "ERROR_DRIVER";
+        case MOE_ROUTE_ERROR_NOT_PREPARED: return "ERROR_NOT_PREPARED";
+        case MOE_ROUTE_ERROR_FORKED: return "ERROR_FORKED";
+    }
+    return "unknown status";
+}
+
+/* ---- src/platform.c ---- */
+/*
+  platform.c: what differs between operating systems: threads, the clock, the environment, shared libraries, the
+  locale, files. Thin functions without policy: what a cache folder must look like, or where NVRTC is looked for, stands
+  elsewhere.
+
+  On POSIX systems only what a strict C99 compiler declares is called by name, because a program may have included
+  system headers before this file can ask for more. The few functions beyond that are reached through moer_hidden.
+*/
+
+#include <locale.h>
+#include <time.h>
+
+/* Copies a text; 0 when it doesn't fit. */
+static int moer_text_set(char *buffer, size_t size, const char *text) {
+    size_t length = strlen(text);
+    if (length >= size) return 0;
+    memcpy(buffer, text, length + 1);
+    return 1;
+}
+
+/* Cuts a path's last component off, in place; 0 when it has none. */
+static int moer_path_parent(char *path) {
+    size_t length = strlen(path);
+    while (length > 0 && path[length - 1] != '/' && path[length - 1] != '\\') length--;
+    if (length == 0) return 0;
+    path[length > 1 ? length - 1 : 1] = '\0';
+    return 1;
+}
+
+#if defined(_WIN32)
+
+static void moer_mutex_init(moer_mutex *mutex) { InitializeSRWLock(mutex); }
+static void moer_mutex_destroy(moer_mutex *mutex) { (void)mutex; }
+static void moer_mutex_lock(moer_mutex *mutex) { AcquireSRWLockExclusive(mutex); }
+static void moer_mutex_unlock(moer_mutex *mutex) { ReleaseSRWLockExclusive(mutex); }
+static void moer_condition_init(moer_condition *condition) { InitializeConditionVariable(condition); }
+static void moer_condition_destroy(moer_condition *condition) { (void)condition; }
+static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) {
+    SleepConditionVariableSRW(condition, mutex, INFINITE, 0);
+}
+static void moer_condition_broadcast(moer_condition *condition) { WakeAllConditionVariable(condition); }
+
+static double moer_milliseconds(void) {
+    LARGE_INTEGER ticks, frequency;
+    QueryPerformanceCounter(&ticks);
+    QueryPerformanceFrequency(&frequency);
+    return (double)ticks.QuadPart * 1000.0 / (double)frequency.QuadPart;
+}
+
+static long moer_process_id(void) { return (long)GetCurrentProcessId(); }
+
+static const char *moer_environment(const char *name) {
+    const char *value = getenv(name);
+    return value && value[0] ? value : NULL;
+}
+
+static void moer_system_error(char *text, size_t size) {
+    snprintf(text, size, "Windows error %lu", (unsigned long)GetLastError());
+}
+
+static void *moer_library_open(const char *path) {
+    char copy[MOER_PATH_MAX];
+    HMODULE module;
+    UINT mode;
+    size_t i;
+    if (!moer_text_set(copy, sizeof copy, path)) {
+        SetLastError(ERROR_FILENAME_EXCED_RANGE);
+        return NULL;
+    }
+    for (i = 0; copy[i]; i++) {
+        if (copy[i] == '/') copy[i] = '\\';
+    }
+    mode = SetErrorMode(SEM_FAILCRITICALERRORS); /* no dialog about a broken library */
+    module = LoadLibraryExA(copy, NULL, moer_path_is_absolute(copy) ? LOAD_WITH_ALTERED_SEARCH_PATH : 0);
+    SetErrorMode(mode);
+    return (void *)module;
+}
+
+static void *moer_library_loaded(const char *name) { return (void *)GetModuleHandleA(name); }
+
+static moer_function moer_library_symbol(void *library, const char *name) {
+    FARPROC address = GetProcAddress((HMODULE)library, name);
+    moer_function function = NULL;
+    memcpy(&function, &address, sizeof function);
+    return function;
+}
+
+static void moer_library_error(char *text, size_t size) { moer_system_error(text, size); }
+
+/* Folder of a loaded module; NULL is the program itself. */
+static int moer_module_folder(HMODULE module, char *folder, size_t size) {
+    DWORD length = GetModuleFileNameA(module, folder, (DWORD)size);
+    return length > 0 && length < size && moer_path_parent(folder);
+}
+
+static int moer_library_folder(moer_function function, char *folder, size_t size) {
+    HMODULE module;
+    LPCSTR address;
+    memcpy(&address, &function, sizeof address);
+    return GetModuleHandleExA(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+                              address, &module) &&
+           moer_module_folder(module, folder, size);
+}
+
+static int moer_executable_folder(char *folder, size_t size) { return moer_module_folder(NULL, folder, size); }
+
+static void moer_locale_begin(moer_locale *locale) {
+    const char *name;
+    locale->per_thread = _configthreadlocale(_ENABLE_PER_THREAD_LOCALE);
+    name = setlocale(LC_ALL, NULL);
+    if (!name || !moer_text_set(locale->saved, sizeof locale->saved, name)) locale->saved[0] = '\0';
+    if (locale->saved[0]) setlocale(LC_ALL, "C");
+}
+
+static void moer_locale_end(const moer_locale *locale) {
+    if (locale->saved[0]) setlocale(LC_ALL, locale->saved);
+    if (locale->per_thread != -1) _configthreadlocale(locale->per_thread);
+}
+
+static int moer_home_folder(char *folder, size_t size) {
+    const char *profile = moer_environment("USERPROFILE");
+    return profile && moer_path_is_absolute(profile) && moer_text_set(folder, size, profile);
+}
+
+static int moer_path_is_absolute(const char *path) {
+    int drive = (path[0] >= 'A' && path[0] <= 'Z') || (path[0] >= 'a' && path[0] <= 'z');
+    if ((path[0] == '\\' || path[0] == '/') && path[1] == path[0]) return 1;
+    return drive && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
+}
+
+static int moer_path_absolute(const char *path, char *absolute, size_t size) {
+    DWORD length = GetFullPathNameA(path, (DWORD)size, absolute, NULL);
+    return length > 0 && length < size;
+}
+
+static uint64_t moer_random(void) {
+    LARGE_INTEGER ticks;
+    uint64_t value;
+    QueryPerformanceCounter(&ticks);
+    value = (uint64_t)ticks.QuadPart ^ ((uint64_t)GetCurrentProcessId() << 40) ^
+            ((uint64_t)GetCurrentThreadId() << 20) ^ (uint64_t)(uintptr_t)&ticks;
+    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+    return value ^ (value >> 31);
+}
+
+static moer_path_kind moer_kind_of_attributes(DWORD attributes) {
+    if (attributes & FILE_ATTRIBUTE_DIRECTORY) return MOER_PATH_FOLDER;
+    return attributes & FILE_ATTRIBUTE_DEVICE ? MOER_PATH_OTHER : MOER_PATH_FILE;
+}
+
+static moer_path_kind moer_path_inspect(const char *path) {
+    DWORD attributes = GetFileAttributesA(path);
+    return attributes == INVALID_FILE_ATTRIBUTES ? MOER_PATH_OTHER : moer_kind_of_attributes(attributes);
+}
+
+static moer_file moer_file_open(const char *path) {
+    return CreateFileA(path, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING,
+                       FILE_ATTRIBUTE_NORMAL | FILE_FLAG_OPEN_REPARSE_POINT, NULL);
+}
+
+static moer_file moer_file_create(const char *path, int shared) {
+    (void)shared; /* the folder's access list decides */
+    return CreateFileA(path, GENERIC_WRITE, FILE_SHARE_DELETE, NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL);
+}
+
+/* Access lists aren't read: the default folder is the user's own. */
+static int moer_file_inspect(moer_file file, moer_file_info *info) {
+    BY_HANDLE_FILE_INFORMATION data;
+    memset(info, 0, sizeof *info);
+    if (!GetFileInformationByHandle(file, &data)) return 0;
+    if (data.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) info->kind = MOER_PATH_OTHER;
+    else info->kind = moer_kind_of_attributes(data.dwFileAttributes);
+    info->size = (uint64_t)data.nFileSizeHigh << 32 | data.nFileSizeLow;
+    info->owned = 1;
+    return 1;
+}
+
+static long moer_file_read(moer_file file, void *data, size_t size) {
+    DWORD count = 0;
+    if (!ReadFile(file, data, size > 0x10000000u ? 0x10000000u : (DWORD)size, &count, NULL)) return -1;
+    return (long)count;
+}
+
+static long moer_file_write(moer_file file, const void *data, size_t size) {
+    DWORD count = 0;
+    if (!WriteFile(file, data, size > 0x10000000u ? 0x10000000u : (DWORD)size, &count, NULL)) return -1;
+    return (long)count;
+}
+
+static int moer_file_flush(moer_file file) { return FlushFileBuffers(file) != 0; }
+static int moer_file_close(moer_file file) { return CloseHandle(file) != 0; }
+static int moer_file_remove(const char *path) { return DeleteFileA(path) != 0; }
+
+/* Virus scanners and indexers open new files for a moment; hence the repetitions, 150 ms at most. */
+static int moer_file_rename(const char *from, const char *to) {
+    DWORD wait;
+    for (wait = 10; wait <= 80; wait *= 2) {
+        if (MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING)) return 1;
+        if (GetLastError() != ERROR_SHARING_VIOLATION && GetLastError() != ERROR_ACCESS_DENIED) return 0;
+        Sleep(wait);
+    }
+    return MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING) != 0;
+}
+
+static double moer_file_age(const char *path) {
+    WIN32_FILE_ATTRIBUTE_DATA data;
+    FILETIME now;
+    uint64_t from, to;
+    if (!GetFileAttributesExA(path, GetFileExInfoStandard, &data)) return -1;
+    GetSystemTimeAsFileTime(&now);
+    from = (uint64_t)data.ftLastWriteTime.dwHighDateTime << 32 | data.ftLastWriteTime.dwLowDateTime;
+    to = (uint64_t)now.dwHighDateTime << 32 | now.dwLowDateTime;
+    return to > from ? (double)(to - from) * 1e-7 : 0;
+}
+
+static int moer_folder_create(const char *path, int shared) {
+    (void)shared;
+    return CreateDirectoryA(path, NULL) != 0;
+}
+
+static int moer_folder_inspect(const char *path, moer_file_info *info) {
+    DWORD attributes = GetFileAttributesA(path);
+    memset(info, 0, sizeof *info);
+    if (attributes == INVALID_FILE_ATTRIBUTES) return 0;
+    if (!(attributes & FILE_ATTRIBUTE_DIRECTORY) || (attributes & FILE_ATTRIBUTE_REPARSE_POINT)) {
+        SetLastError(ERROR_DIRECTORY);
+        return 0;
+    }
+    info->kind = MOER_PATH_FOLDER;
+    info->owned = 1;
+    return 1;
+}
+
+static int moer_folder_open(moer_folder *folder, const char *path) {
+    char pattern[MOER_PATH_MAX];
+    if (!moer_text_set(pattern, sizeof pattern, path) || !moer_append(pattern, sizeof pattern, "/*")) return 0;
+    folder->search = FindFirstFileA(pattern, &folder->entry);
+    folder->started = 0;
+    return folder->search != INVALID_HANDLE_VALUE;
+}
+
+static const char *moer_folder_next(moer_folder *folder) {
+    if (folder->started && !FindNextFileA(folder->search, &folder->entry)) return NULL;
+    folder->started = 1;
+    return folder->entry.cFileName;
+}
+
+static void moer_folder_close(moer_folder *folder) { FindClose(folder->search); }
+
+#else /* POSIX */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/types.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+/* glibc hides the plain names in strict modes and always has the others. */
+#if defined(O_NOFOLLOW)
+#define MOER_O_NOFOLLOW O_NOFOLLOW
+#elif defined(__O_NOFOLLOW)
+#define MOER_O_NOFOLLOW __O_NOFOLLOW
+#else
+#define MOER_O_NOFOLLOW 0
+#endif
+#if defined(O_CLOEXEC)
+#define MOER_O_CLOEXEC O_CLOEXEC
+#elif defined(__O_CLOEXEC)
+#define MOER_O_CLOEXEC __O_CLOEXEC
+#else
+#define MOER_O_CLOEXEC 0
+#endif
+#if defined(O_DIRECTORY)
+#define MOER_O_DIRECTORY O_DIRECTORY
+#elif defined(__O_DIRECTORY)
+#define MOER_O_DIRECTORY __O_DIRECTORY
+#else
+#define MOER_O_DIRECTORY 0
+#endif
+
+static void moer_mutex_init(moer_mutex *mutex) { pthread_mutex_init(mutex, NULL); }
+static void moer_mutex_destroy(moer_mutex *mutex) { pthread_mutex_destroy(mutex); }
+static void moer_mutex_lock(moer_mutex *mutex) { pthread_mutex_lock(mutex); }
+static void moer_mutex_unlock(moer_mutex *mutex) { pthread_mutex_unlock(mutex); }
+static void moer_condition_init(moer_condition *condition) { pthread_cond_init(condition, NULL); }
+static void moer_condition_destroy(moer_condition *condition) { pthread_cond_destroy(condition); }
+static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) { pthread_cond_wait(condition, mutex); }
+static void moer_condition_broadcast(moer_condition *condition) { pthread_cond_broadcast(condition); }
+
+static double moer_milliseconds(void) {
+#if defined(CLOCK_MONOTONIC)
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+#else
+    struct timeval now;
+    gettimeofday(&now, NULL);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_usec * 1e-3;
+#endif
+}
+
+static long moer_process_id(void) { return (long)getpid(); }
+
+static const char *moer_environment(const char *name) {
+    const char *value;
+    if (getuid() != geteuid() || getgid() != getegid()) return NULL;
+#if defined(AT_SECURE)
+    if (getauxval(AT_SECURE)) return NULL; /* file capabilities, too */
+#endif
+    value = getenv(name);
+    return value && value[0] ? value : NULL;
+}
+
+static void moer_system_error(char *text, size_t size) { snprintf(text, size, "%s", strerror(errno)); }
+
+static void *moer_library_open(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
+static void *moer_library_loaded(const char *name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD); }
+
+static moer_function moer_library_symbol(void *library, const char *name) {
+    void *address = dlsym(library, name);
+    moer_function function = NULL;
+    memcpy(&function, &address, sizeof function);
+    return function;
+}
+
+static void moer_library_error(char *text, size_t size) {
+    const char *error = dlerror();
+    snprintf(text, size, "%s", error ? error : "unknown reason");
+}
+
+/* A function of the C library that strict C99 doesn't declare; NULL when there is none. */
+static moer_function moer_hidden(const char *name) {
+    void *program = dlopen(NULL, RTLD_NOW | RTLD_LOCAL);
+    moer_function function = program ? moer_library_symbol(program, name) : NULL;
+    if (program) dlclose(program);
+    return function;
+}
+
+static int moer_library_folder(moer_function function, char *folder, size_t size) {
+    struct { /* Dl_info */
+        const char *file;
+        void *base;
+        const char *symbol;
+        void *symbol_address;
+    } info;
+    int (*address_info)(const void *, void *) = (int (*)(const void *, void *))moer_hidden("dladdr");
+    void *address;
+    memcpy(&address, &function, sizeof address);
+    memset(&info, 0, sizeof info);
+    return address_info && address_info(address, &info) && info.file && moer_text_set(folder, size, info.file) &&
+           moer_path_parent(folder);
+}
+
+static int moer_executable_folder(char *folder, size_t size) {
+    ssize_t (*read_link)(const char *, char *, size_t) =
+        (ssize_t(*)(const char *, char *, size_t))moer_hidden("readlink");
+    ssize_t length = read_link ? read_link("/proc/self/exe", folder, size) : -1;
+    if (length <= 0 || (size_t)length >= size) return 0;
+    folder[length] = '\0';
+    return moer_path_parent(folder);
+}
+
+/* locale_t is a pointer in every C library that NVRTC runs with. */
+static void moer_locale_begin(moer_locale *locale) {
+#if defined(LC_ALL_MASK)
+    const int mask = LC_ALL_MASK;
+#else
+    const int mask = 1 << LC_NUMERIC; /* the categories left out come from "C" as well */
+#endif
+    void *(*new_locale)(int, const char *, void *) = (void *(*)(int, const char *, void *))moer_hidden("newlocale");
+    void *(*use_locale)(void *) = (void *(*)(void *))moer_hidden("uselocale");
+    locale->saved = locale->neutral = NULL;
+    if (!new_locale || !use_locale) return;
+    locale->neutral = new_locale(mask, "C", NULL);
+    if (locale->neutral) locale->saved = use_locale(locale->neutral);
+}
+
+static void moer_locale_end(const moer_locale *locale) {
+    void *(*use_locale)(void *) = (void *(*)(void *))moer_hidden("uselocale");
+    void (*free_locale)(void *) = (void (*)(void *))moer_hidden("freelocale");
+    if (locale->saved) use_locale(locale->saved);
+    if (locale->neutral && free_locale) free_locale(locale->neutral);
+}
+
+static int moer_home_folder(char *folder, size_t size) {
+    typedef int (*password_entry)(uid_t, struct passwd *, char *, size_t, struct passwd **);
+    const char *home = moer_environment("HOME");
+    password_entry get_entry;
+    struct passwd entry, *found = NULL;
+    char text[8192];
+    if (home && home[0] == '/' && home[1] != '\0') return moer_text_set(folder, size, home);
+    get_entry = (password_entry)moer_hidden("getpwuid_r");
+    if (!get_entry || get_entry(geteuid(), &entry, text, sizeof text, &found) != 0) return 0;
+    if (!found || !found->pw_dir) return 0;
+    return found->pw_dir[0] == '/' && found->pw_dir[1] != '\0' && moer_text_set(folder, size, found->pw_dir);
+}
+
+static int moer_path_is_absolute(const char *path) { return path[0] == '/'; }
+
+static int moer_path_absolute(const char *path, char *absolute, size_t size) {
+    if (moer_path_is_absolute(path)) return moer_text_set(absolute, size, path);
+    return getcwd(absolute, size) && moer_append(absolute, size, "/%s", path);
+}
+
+static uint64_t moer_random(void) {
+    struct timeval now;
+    uint64_t value = 0;
+    int file = open("/dev/urandom", O_RDONLY | MOER_O_CLOEXEC);
+    if (file >= 0) {
+        ssize_t count = read(file, &value, sizeof value);
+        close(file);
+        if (count == (ssize_t)sizeof value) return value;
+    }
+    gettimeofday(&now, NULL);
+    value ^= ((uint64_t)now.tv_sec << 20) ^ (uint64_t)now.tv_usec ^ ((uint64_t)getpid() << 40) ^
+             (uint64_t)(uintptr_t)&now;
+    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+    return value ^ (value >> 31);
+}
+
+static void moer_info_of_stat(const struct stat *status, moer_file_info *info) {
+    memset(info, 0, sizeof *info);
+    if (S_ISREG(status->st_mode)) info->kind = MOER_PATH_FILE;
+    else if (S_ISDIR(status->st_mode)) info->kind = MOER_PATH_FOLDER;
+    info->size = status->st_size > 0 ? (uint64_t)status->st_size : 0;
+    info->owned = status->st_uid == geteuid();
+    info->writable_by_others = (status->st_mode & 022) != 0;
+}
+
+static moer_path_kind moer_path_inspect(const char *path) {
+    struct stat status;
+    moer_file_info info;
+    if (stat(path, &status) != 0) return MOER_PATH_OTHER;
+    moer_info_of_stat(&status, &info);
+    return info.kind;
+}
+
+/* Without waiting, should the name turn out to be a pipe. */
+static int moer_open(const char *path, int flags, int mode) {
+    int file;
+    do {
+        file = open(path, flags | MOER_O_NOFOLLOW | MOER_O_CLOEXEC | O_NONBLOCK, mode);
+    } while (file < 0 && errno == EINTR);
+    return file;
+}
+
+static moer_file moer_file_open(const char *path) { return moer_open(path, O_RDONLY, 0); }
+
+static moer_file moer_file_create(const char *path, int shared) {
+    return moer_open(path, O_WRONLY | O_CREAT | O_EXCL, shared ? 0666 : 0600);
+}
+
+static int moer_file_inspect(moer_file file, moer_file_info *info) {
+    struct stat status;
+    if (fstat(file, &status) != 0) return 0;
+    moer_info_of_stat(&status, info);
+    return 1;
+}
+
+static long moer_file_read(moer_file file, void *data, size_t size) {
+    ssize_t count;
+    do {
+        count = read(file, data, size);
+    } while (count < 0 && errno == EINTR);
+    return (long)count;
+}
+
+static long moer_file_write(moer_file file, const void *data, size_t size) {
+    ssize_t count;
+    do {
+        count = write(file, data, size);
+    } while (count < 0 && errno == EINTR);
+    return (long)count;
+}
+
+static int moer_file_flush(moer_file file) {
+    int result;
+    do {
+        result = fsync(file);
+    } while (result != 0 && errno == EINTR);
+    return result == 0;
+}
+
+/* Not repeated when interrupted: the descriptor is gone by then, and the data were flushed. */
+static int moer_file_close(moer_file file) { return close(file) == 0 || errno == EINTR; }
+
+static int moer_file_rename(const char *from, const char *to) { return rename(from, to) == 0; }
+static int moer_file_remove(const char *path) { return unlink(path) == 0; }
+
+static double moer_file_age(const char *path) {
+    struct stat status;
+    double age;
+    if (stat(path, &status) != 0) return -1;
+    age = difftime(time(NULL), status.st_mtime);
+    return age > 0 ? age : 0;
+}
+
+static int moer_folder_create(const char *path, int shared) { return mkdir(path, shared ? 0777 : 0700) == 0; }
+
+static int moer_folder_inspect(const char *path, moer_file_info *info) {
+    int file = moer_open(path, O_RDONLY | MOER_O_DIRECTORY, 0), inspected;
+    if (file < 0) return 0;
+    inspected = moer_file_inspect(file, info);
+    close(file);
+    return inspected && info->kind == MOER_PATH_FOLDER;
+}
+
+static int moer_folder_open(moer_folder *folder, const char *path) {
+    folder->stream = opendir(path);
+    return folder->stream != NULL;
+}
+
+static const char *moer_folder_next(moer_folder *folder) {
+    struct dirent *entry = readdir(folder->stream);
+    return entry ? entry->d_name : NULL;
+}
+
+static void moer_folder_close(moer_folder *folder) { closedir(folder->stream); }
+
+#endif
+
+/* ---- src/sha256.c ---- */
+/*
+  sha256.c: SHA-256 as FIPS 180-4 defines it, for cache keys and for checking cache entries. A few kilobytes are hashed
+  at a time, so it is written to be read and not to be fast.
+*/
+
+static const uint32_t moer_sha256_constants[64] = {
+    0x428a2f98u, 0x71374491u, 0xb5c0fbcfu, 0xe9b5dba5u, 0x3956c25bu, 0x59f111f1u, 0x923f82a4u, 0xab1c5ed5u,
+    0xd807aa98u, 0x12835b01u, 0x243185beu, 0x550c7dc3u, 0x72be5d74u, 0x80deb1feu, 0x9bdc06a7u, 0xc19bf174u,
+    0xe49b69c1u, 0xefbe4786u, 0x0fc19dc6u, 0x240ca1ccu, 0x2de92c6fu, 0x4a7484aau, 0x5cb0a9dcu, 0x76f988dau,
+    0x983e5152u, 0xa831c66du, 0xb00327c8u, 0xbf597fc7u, 0xc6e00bf3u, 0xd5a79147u, 0x06ca6351u, 0x14292967u,
+    0x27b70a85u, 0x2e1b2138u, 0x4d2c6dfcu, 0x53380d13u, 0x650a7354u, 0x766a0abbu, 0x81c2c92eu, 0x92722c85u,
+    0xa2bfe8a1u, 0xa81a664bu, 0xc24b8b70u, 0xc76c51a3u, 0xd192e819u, 0xd6990624u, 0xf40e3585u, 0x106aa070u,
+    0x19a4c116u, 0x1e376c08u, 0x2748774cu, 0x34b0bcb5u, 0x391c0cb3u, 0x4ed8aa4au, 0x5b9cca4fu, 0x682e6ff3u,
+    0x748f82eeu, 0x78a5636fu, 0x84c87814u, 0x8cc70208u, 0x90befffau, 0xa4506cebu, 0xbef9a3f7u, 0xc67178f2u};
+
+static uint32_t moer_rotate_right(uint32_t value, unsigned bits) {
+    return (value >> bits) | (value << (32 - bits));
+}
+
+/* One block of 64 bytes. */
+static void moer_sha256_block(uint32_t state[8], const unsigned char *block) {
+    uint32_t words[64], v[8];
+    unsigned i;
+    for (i = 0; i < 16; i++) {
+        words[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
+                   (uint32_t)block[4 * i + 3];
+    }
+    for (i = 16; i < 64; i++) {
+        uint32_t a = words[i - 15], b = words[i - 2];
+        uint32_t s0 = moer_rotate_right(a, 7) ^ moer_rotate_right(a, 18) ^ (a >> 3);
+        uint32_t s1 = moer_rotate_right(b, 17) ^ moer_rotate_right(b, 19) ^ (b >> 10);
+        words[i] = words[i - 16] + s0 + words[i - 7] + s1;
+    }
+    memcpy(v, state, sizeof v);
+    for (i = 0; i < 64; i++) {
+        uint32_t s1 = moer_rotate_right(v[4], 6) ^ moer_rotate_right(v[4], 11) ^ moer_rotate_right(v[4], 25);
+        uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
+        uint32_t t1 = v[7] + s1 + choice + moer_sha256_constants[i] + words[i];
+        uint32_t s0 = moer_rotate_right(v[0], 2) ^ moer_rotate_right(v[0], 13) ^ moer_rotate_right(v[0], 22);
+        uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
+        memmove(v + 1, v, 7 * sizeof v[0]);
+        v[4] += t1;
+        v[0] = t1 + s0 + majority;
+    }
+    for (i = 0; i < 8; i++) state[i] += v[i];
+}
+
+static void moer_sha256_begin(moer_sha256 *hash) {
+    static const uint32_t initial[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+                                        0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+    memcpy(hash->state, initial, sizeof initial);
+    hash->length = 0;
+}
+
+static void moer_sha256_add(moer_sha256 *hash, const void *data, size_t size) {
+    const unsigned char *bytes = (const unsigned char *)data;
+    while (size > 0) {
+        size_t used = (size_t)(hash->length % 64), count = 64 - used;
+        if (count > size) count = size;
+        memcpy(hash->block + used, bytes, count);
+        hash->length += count;
+        bytes += count;
+        size -= count;
+        if (used + count == 64) moer_sha256_block(hash->state, hash->block);
+    }
+}
+
+static void moer_sha256_end(moer_sha256 *hash, unsigned char digest[32]) {
+    static const unsigned char padding[64] = {0x80};
+    uint64_t bits = hash->length * 8;
+    size_t used = (size_t)(hash->length % 64);
+    unsigned char length[8];
+    unsigned i;
+    for (i = 0; i < 8; i++) length[i] = (unsigned char)(bits >> (56 - 8 * i));
+    moer_sha256_add(hash, padding, used < 56 ? 56 - used : 120 - used);
+    moer_sha256_add(hash, length, 8);
+    for (i = 0; i < 32; i++) digest[i] = (unsigned char)(hash->state[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+/* ---- src/driver.c ---- */
+/*
+  driver.c: opens the CUDA driver and finds its functions. No link against libcuda, no CUDA header. What is done with
+  the driver belongs to context.c, variant.c and the launches.
+
+  Only libcuda.so.1 is opened: the plain name libcuda.so is that of the toolkit's stub, which fails every call.
+  Functions are looked up by the exact name of the version that internal.h declares, so that a newer driver changes no
+  signature.
+*/
+
+#if defined(_WIN32)
+#define MOER_DRIVER_LIBRARY "nvcuda.dll"
+#else
+#define MOER_DRIVER_LIBRARY "libcuda.so.1"
+#endif
+
+#define MOER_CUDA_ERROR_STUB_LIBRARY 34
+#define MOER_CUDA_ERROR_NO_DEVICE 100
+
+#define MOER_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+typedef struct moer_symbol { /* a function to look up, and the field that it goes to */
+    const char *name;
+    size_t offset;
+    int required;
+} moer_symbol;
+
+static const moer_symbol moer_driver_symbols[] = {
+    {"cuInit", offsetof(moer_driver, cuInit), 1},
+    {"cuDriverGetVersion", offsetof(moer_driver, cuDriverGetVersion), 1},
+    {"cuGetErrorName", offsetof(moer_driver, cuGetErrorName), 1},
+    {"cuGetErrorString", offsetof(moer_driver, cuGetErrorString), 1},
+    {"cuDeviceGetCount", offsetof(moer_driver, cuDeviceGetCount), 1},
+    {"cuDeviceGet", offsetof(moer_driver, cuDeviceGet), 1},
+    {"cuDeviceGetName", offsetof(moer_driver, cuDeviceGetName), 1},
+    {"cuDeviceGetAttribute", offsetof(moer_driver, cuDeviceGetAttribute), 1},
+    {"cuDevicePrimaryCtxRetain", offsetof(moer_driver, cuDevicePrimaryCtxRetain), 1},
+    {"cuDevicePrimaryCtxRelease_v2", offsetof(moer_driver, cuDevicePrimaryCtxRelease), 1},
+    {"cuCtxGetCurrent", offsetof(moer_driver, cuCtxGetCurrent), 1},
+    {"cuCtxGetDevice", offsetof(moer_driver, cuCtxGetDevice), 1},
+    {"cuCtxPushCurrent_v2", offsetof(moer_driver, cuCtxPushCurrent), 1},
+    {"cuCtxPopCurrent_v2", offsetof(moer_driver, cuCtxPopCurrent), 1},
+    {"cuThreadExchangeStreamCaptureMode", offsetof(moer_driver, cuThreadExchangeStreamCaptureMode), 1},
+    {"cuLibraryLoadData", offsetof(moer_driver, cuLibraryLoadData), 1},
+    {"cuLibraryUnload", offsetof(moer_driver, cuLibraryUnload), 1},
+    {"cuLibraryGetKernel", offsetof(moer_driver, cuLibraryGetKernel), 1},
+    {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), 1},
+    {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), 1},
+    {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), 0},
+    {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), 1},
+};
+
+/* Fills a struct of function pointers. Returns the name of a required function that is missing, or NULL. */
+static const char *moer_symbols_find(void *library, const moer_symbol *symbols, size_t count, void *functions) {
+    const char *missing = NULL;
+    size_t i;
+    for (i = 0; i < count; i++) {
+        moer_function function = moer_library_symbol(library, symbols[i].name);
+        if (!function && symbols[i].required && !missing) missing = symbols[i].name;
+        memcpy((char *)functions + symbols[i].offset, &function, sizeof function);
+    }
+    return missing;
+}
+
+static void moer_driver_describe(const moer_driver *driver, moer_cu_result result, const char **name,
+                                 const char **text) {
+    *name = *text = NULL;
+    if (driver->cuGetErrorName) driver->cuGetErrorName(result, name);
+    if (driver->cuGetErrorString) driver->cuGetErrorString(result, text);
+    if (!*name) *name = "an error that the driver has no name for";
+    if (!*text) *text = "no description";
+}
+
+static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result) {
+    const char *name, *text;
+    moer_driver_describe(&context->driver, result, &name, &text);
+    return moer_fail(context, MOE_ROUTE_ERROR_DRIVER, "%s: %s, error %d (%s)", call, name, result, text);
+}
+
+/* The message for a driver that is there and doesn't start. */
+static moe_route_status moer_driver_unusable(moe_route_context *context, const moer_driver *driver, const char *call,
+                                             moer_cu_result result) {
+    const char *name, *text;
+    if (result == MOER_CUDA_ERROR_STUB_LIBRARY) {
+        return moer_fail(context, MOE_ROUTE_ERROR_NO_DEVICE,
+                         MOER_DRIVER_LIBRARY " is the CUDA toolkit's stub and not the NVIDIA driver; "
+                                             "take the toolkit's stubs folder out of the library search path");
+    }
+    if (result == MOER_CUDA_ERROR_NO_DEVICE) {
+        return moer_fail(context, MOE_ROUTE_ERROR_NO_DEVICE,
+                         "the NVIDIA driver is installed, but it finds no GPU (CUDA_VISIBLE_DEVICES may hide it)");
+    }
+    moer_driver_describe(driver, result, &name, &text);
+    return moer_fail(context, MOE_ROUTE_ERROR_NO_DEVICE, "the NVIDIA driver doesn't start: %s: %s, error %d (%s)", call,
+                     name, result, text);
+}
+
+static moe_route_status moer_driver_open(moe_route_context *context) {
+    moer_driver driver;
+    moer_cu_result result;
+    const char *missing;
+    int version = 0;
+    void *library = moer_library_open(MOER_DRIVER_LIBRARY);
+    if (!library) {
+        char reason[512];
+        moer_library_error(reason, sizeof reason);
+        return moer_fail(context, MOE_ROUTE_ERROR_NO_DEVICE, "no NVIDIA driver: %s can't be loaded (%s)",
+                         MOER_DRIVER_LIBRARY, reason);
+    }
+    memset(&driver, 0, sizeof driver);
+    missing = moer_symbols_find(library, moer_driver_symbols, MOER_COUNT(moer_driver_symbols), &driver);
+    if (!driver.cuInit || !driver.cuDriverGetVersion) {
+        return moer_fail(context, MOE_ROUTE_ERROR_NO_DEVICE, "%s has no %s: it isn't the NVIDIA driver",
+                         MOER_DRIVER_LIBRARY, missing);
+    }
+    result = driver.cuDriverGetVersion(&version);
+    if (result != 0) return moer_driver_unusable(context, &driver, "cuDriverGetVersion", result);
+    context->driver_version = version;
+    if (version < 12000) {
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED,
+                         "the NVIDIA driver supports CUDA %d.%d; CUDA 12.0 or later is needed (driver 525 or later)",
+                         version / 1000, version % 1000 / 10);
+    }
+    if (missing) {
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "the NVIDIA driver, of CUDA %d.%d, has no %s",
+                         version / 1000, version % 1000 / 10, missing);
+    }
+    result = driver.cuInit(0);
+    if (result != 0) return moer_driver_unusable(context, &driver, "cuInit", result);
+    context->driver = driver;
+    return MOE_ROUTE_OK;
+}
+
+/* ---- src/nvrtc.c ---- */
+/*
+  nvrtc.c: finds NVRTC, opens it, and compiles a kernel source with it. Which variants exist, and what becomes of the
+  code, is decided elsewhere.
+
+  NVRTC is opened when something has to be compiled and never before: it costs 30 ms and 30 MB, and a warm cache needs
+  none. It asks for a library of builtins of exactly its own version, by bare name, when it first compiles. That library
+  is opened before, from NVRTC's own folder, since the name alone may not be found or may find another installation's.
+*/
+
+#define MOER_NVRTC_OLDEST_MAJOR 12
+#define MOER_NVRTC_NEWEST_MAJOR 13 /* newer ones are tried when the driver is as new */
+#define MOER_NVRTC_NO_CACHE_VERSION 12090
+
+#define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
+#define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
+
+#if defined(_WIN32)
+#define MOER_CONDA_FOLDER "/Library/bin"
+#else
+#define MOER_CONDA_FOLDER "/lib"
+#endif
+
+/* ---- finding the library ---- */
+
+typedef struct moer_nvrtc_search {
+    int newest, oldest; /* majors of this pass, newest first */
+    int listed;         /* an earlier pass has listed the places already */
+    moer_nvrtc found;
+    char tried[8192];   /* a line for each place, for the message */
+} moer_nvrtc_search;
+
+static void moer_nvrtc_library_name(int major, char *name, size_t size) {
+    name[0] = '\0';
+#if defined(_WIN32)
+    moer_append(name, size, "nvrtc64_%d0_0.dll", major);
+#else
+    moer_append(name, size, "libnvrtc.so.%d", major);
+#endif
+}
+
+static void moer_nvrtc_builtins_name(int version, char *name, size_t size) {
+    name[0] = '\0';
+#if defined(_WIN32)
+    moer_append(name, size, "nvrtc-builtins64_%d%d.dll", version / 1000, version % 1000 / 10);
+#else
+    moer_append(name, size, "libnvrtc-builtins.so.%d.%d", version / 1000, version % 1000 / 10);
+#endif
+}
+
+/* Where the library lies: its path, for the context's information; its folder, for the builtins, empty when unknown. */
+static void moer_nvrtc_locate(moer_nvrtc *found, const char *name, char *folder, size_t size) {
+    found->path[0] = folder[0] = '\0';
+    if (moer_path_is_absolute(name)) {
+        moer_text_set(found->path, sizeof found->path, name);
+        if (!moer_text_set(folder, size, name) || !moer_path_parent(folder)) folder[0] = '\0';
+    } else if (moer_library_folder((moer_function)found->nvrtcVersion, folder, size)) {
+        moer_append(found->path, sizeof found->path, "%s/%s", folder, name);
+    } else {
+        folder[0] = '\0';
+        moer_text_set(found->path, sizeof found->path, name);
+    }
+}
+
+/* Takes an opened library if it is an NVRTC that can be used. `name` is what it was opened by. */
+static int moer_nvrtc_accept(moer_nvrtc_search *search, void *library, const char *name) {
+    static const moer_symbol symbols[] = {
+        {"nvrtcVersion", offsetof(moer_nvrtc, nvrtcVersion), 1},
+        {"nvrtcGetErrorString", offsetof(moer_nvrtc, nvrtcGetErrorString), 1},
+        {"nvrtcGetNumSupportedArchs", offsetof(moer_nvrtc, nvrtcGetNumSupportedArchs), 1},
+        {"nvrtcGetSupportedArchs", offsetof(moer_nvrtc, nvrtcGetSupportedArchs), 1},
+        {"nvrtcCreateProgram", offsetof(moer_nvrtc, nvrtcCreateProgram), 1},
+        {"nvrtcDestroyProgram", offsetof(moer_nvrtc, nvrtcDestroyProgram), 1},
+        {"nvrtcCompileProgram", offsetof(moer_nvrtc, nvrtcCompileProgram), 1},
+        {"nvrtcGetProgramLogSize", offsetof(moer_nvrtc, nvrtcGetProgramLogSize), 1},
+        {"nvrtcGetProgramLog", offsetof(moer_nvrtc, nvrtcGetProgramLog), 1},
+        {"nvrtcGetCUBINSize", offsetof(moer_nvrtc, nvrtcGetCUBINSize), 1},
+        {"nvrtcGetCUBIN", offsetof(moer_nvrtc, nvrtcGetCUBIN), 1},
+        {"nvrtcGetPTXSize", offsetof(moer_nvrtc, nvrtcGetPTXSize), 1},
+        {"nvrtcGetPTX", offsetof(moer_nvrtc, nvrtcGetPTX), 1},
+    };
+    moer_nvrtc *found = &search->found;
+    const char *missing = moer_symbols_find(library, symbols, MOER_COUNT(symbols), found);
+    char builtins[MOER_PATH_MAX], builtins_name[64];
+    int major = 0, minor = 0;
+    if (missing) {
+        moer_append(search->tried, sizeof search->tried, "\n  %s, which has no function %s", name, missing);
+        return 0;
+    }
+    if (found->nvrtcVersion(&major, &minor) != 0 || major < MOER_NVRTC_OLDEST_MAJOR) {
+        moer_append(search->tried, sizeof search->tried, "\n  %s, which is version %d.%d; 12.0 or later is needed",
+                    name, major, minor);
+        return 0;
+    }
+    found->version = major * 1000 + minor * 10;
+    moer_nvrtc_locate(found, name, builtins, sizeof builtins);
+    moer_nvrtc_builtins_name(found->version, builtins_name, sizeof builtins_name);
+    if (builtins[0] && moer_append(builtins, sizeof builtins, "/%s", builtins_name)) moer_library_open(builtins);
+    found->state = 1;
+    return 1;
+}
+
+static void moer_nvrtc_list(moer_nvrtc_search *search, const char *place) {
+    if (!search->listed) moer_append(search->tried, sizeof search->tried, "\n  %s", place);
+}
+
+static int moer_nvrtc_try(moer_nvrtc_search *search, const char *name) {
+    void *library = moer_library_open(name);
+    if (library) return moer_nvrtc_accept(search, library, name);
+    if (moer_path_inspect(name) == MOER_PATH_FILE) {
+        char reason[512];
+        moer_library_error(reason, sizeof reason);
+        moer_append(search->tried, sizeof search->tried, "\n  %s, which can't be loaded (%s)", name, reason);
+    }
+    return 0;
+}
+
+static int moer_nvrtc_try_folder(moer_nvrtc_search *search, const char *folder) {
+    int major;
+    moer_nvrtc_list(search, folder);
+    for (major = search->newest; major >= search->oldest; major--) {
+        char path[MOER_PATH_MAX], name[64];
+        moer_nvrtc_library_name(major, name, sizeof name);
+        if (!moer_text_set(path, sizeof path, folder) || !moer_append(path, sizeof path, "/%s", name)) continue;
+        if (moer_path_inspect(path) == MOER_PATH_FILE && moer_nvrtc_try(search, path)) return 1;
+    }
+    return 0;
+}
+
+/* A toolkit's root. */
+static int moer_nvrtc_try_toolkit(moer_nvrtc_search *search, const char *root) {
+#if defined(_WIN32)
+    static const char *const folders[] = {"bin", "bin/x64"};
+#else
+    static const char *const folders[] = {"lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"};
+#endif
+    size_t i;
+    if (!root || !moer_path_is_absolute(root)) return 0;
+    for (i = 0; i < MOER_COUNT(folders); i++) {
+        char folder[MOER_PATH_MAX];
+        folder[0] = '\0';
+        if (moer_append(folder, sizeof folder, "%s/%s", root, folders[i]) && moer_nvrtc_try_folder(search, folder)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A folder into which pip installs packages. CUDA 12's NVRTC has a folder of its own, later ones share one a major. */
+static int moer_nvrtc_try_packages(moer_nvrtc_search *search, const char *packages) {
+#if defined(_WIN32)
+    static const char own[] = "/nvidia/cuda_nvrtc/bin", shared_format[] = "%s/nvidia/cu%d/bin/x86_64";
+#else
+    static const char own[] = "/nvidia/cuda_nvrtc/lib", shared_format[] = "%s/nvidia/cu%d/lib";
+#endif
+    char folder[MOER_PATH_MAX];
+    int major;
+    for (major = search->newest; major >= search->oldest; major--) {
+        folder[0] = '\0';
+        if (moer_append(folder, sizeof folder, shared_format, packages, major) &&
+            moer_path_inspect(folder) == MOER_PATH_FOLDER && moer_nvrtc_try_folder(search, folder)) {
+            return 1;
+        }
+    }
+    folder[0] = '\0';
+    return moer_append(folder, sizeof folder, "%s%s", packages, own) && moer_path_inspect(folder) == MOER_PATH_FOLDER &&
+           moer_nvrtc_try_folder(search, folder);
+}
+
+/* A prefix that Python is installed under. */
+static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) {
+    char packages[MOER_PATH_MAX];
+    if (!prefix || !moer_path_is_absolute(prefix)) return 0;
+#if defined(_WIN32)
+    packages[0] = '\0';
+    return moer_append(packages, sizeof packages, "%s/Lib/site-packages", prefix) &&
+           moer_nvrtc_try_packages(search, packages);
+#else
+    {
+        static const char *const names[] = {"site-packages", "dist-packages"};
+        size_t i;
+        int minor;
+        for (minor = 40; minor >= 6; minor--) { /* Python 3.minor; asking for each is less than listing the folder */
+            for (i = 0; i < MOER_COUNT(names); i++) {
+                packages[0] = '\0';
+                if (moer_append(packages, sizeof packages, "%s/lib/python3.%d/%s", prefix, minor, names[i]) &&
+                    moer_path_inspect(packages) == MOER_PATH_FOLDER && moer_nvrtc_try_packages(search, packages)) {
+                    return 1;
+                }
+            }
+        }
+        return 0;
+    }
+#endif
+}
+
+/* A path that the user gave: the library, or the folder that holds it. */
+static int moer_nvrtc_try_named(moer_nvrtc_search *search, const char *path) {
+    char absolute[MOER_PATH_MAX], reason[512];
+    moer_path_kind kind = moer_path_inspect(path);
+    if (kind != MOER_PATH_OTHER && !moer_path_absolute(path, absolute, sizeof absolute)) return 0;
+    if (kind == MOER_PATH_FOLDER) return moer_nvrtc_try_folder(search, absolute);
+    if (kind == MOER_PATH_FILE) return moer_nvrtc_try(search, absolute);
+    if (moer_nvrtc_try(search, path)) return 1; /* a name for the system's loader */
+    moer_library_error(reason, sizeof reason);
+    moer_append(search->tried, sizeof search->tried, "\n  %s (%s)", path, reason);
+    return 0;
+}
+
+static int moer_nvrtc_try_places(moer_nvrtc_search *search) {
+    const char *conda = moer_environment("CONDA_PREFIX");
+    char folder[MOER_PATH_MAX], name[64];
+    int major;
+    for (major = search->newest; major >= search->oldest; major--) {
+        void *library;
+        moer_nvrtc_library_name(major, name, sizeof name);
+        library = moer_library_loaded(name);
+        if (library && moer_nvrtc_accept(search, library, name)) return 1;
+    }
+    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_HOME"))) return 1;
+    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_PATH"))) return 1;
+    moer_nvrtc_list(search, "the system's library path");
+    for (major = search->newest; major >= search->oldest; major--) {
+        moer_nvrtc_library_name(major, name, sizeof name);
+        if (moer_nvrtc_try(search, name)) return 1;
+    }
+#if !defined(_WIN32)
+    if (moer_nvrtc_try_toolkit(search, "/usr/local/cuda")) return 1;
+#endif
+    if (moer_nvrtc_try_python(search, moer_environment("VIRTUAL_ENV"))) return 1;
+    if (moer_nvrtc_try_python(search, conda)) return 1;
+    if (conda && moer_path_is_absolute(conda)) {
+        folder[0] = '\0';
+        if (moer_append(folder, sizeof folder, "%s" MOER_CONDA_FOLDER, conda) &&
+            moer_nvrtc_try_folder(search, folder)) {
+            return 1;
+        }
+    }
+#if !defined(_WIN32)
+    if (moer_home_folder(folder, sizeof folder) && moer_append(folder, sizeof folder, "/.local") &&
+        moer_nvrtc_try_python(search, folder)) {
+        return 1;
+    }
+    if (moer_nvrtc_try_python(search, "/usr/local")) return 1;
+#endif
+    return moer_executable_folder(folder, sizeof folder) && moer_nvrtc_try_folder(search, folder);
+}
+
+/* One pass over the places for the majors that the driver can load code of, then one for newer ones. */
+static int moer_nvrtc_find(moer_nvrtc_search *search, int driver_version, const char *named) {
+    int driver_major = driver_version / 1000;
+    int newest = driver_major > MOER_NVRTC_NEWEST_MAJOR ? driver_major : MOER_NVRTC_NEWEST_MAJOR;
+    int preferred = driver_major > 0 ? driver_major : newest, found;
+    search->newest = preferred;
+    search->oldest = MOER_NVRTC_OLDEST_MAJOR;
+    found = named ? moer_nvrtc_try_named(search, named) : moer_nvrtc_try_places(search);
+    if (found || newest <= preferred || (named && moer_path_inspect(named) != MOER_PATH_FOLDER)) return found;
+    search->listed = 1;
+    search->newest = newest;
+    search->oldest = preferred + 1;
+    return named ? moer_nvrtc_try_named(search, named) : moer_nvrtc_try_places(search);
+}
+
+/* Opens NVRTC if it isn't yet. A failure isn't kept: a later compilation looks again, and so has the full message. */
+static moe_route_status moer_nvrtc_open(moe_route_context *context) {
+    const char *named = NULL, *named_by = "nvrtc_path";
+    moer_nvrtc_search *search;
+    moe_route_status status = MOE_ROUTE_OK;
+    int state;
+    moer_mutex_lock(&context->mutex);
+    state = context->nvrtc.state;
+    moer_mutex_unlock(&context->mutex);
+    if (state == 1) return MOE_ROUTE_OK;
+
+    if (context->nvrtc_path[0]) {
+        named = context->nvrtc_path;
+    } else {
+        named = moer_environment("MOE_ROUTE_NVRTC_PATH");
+        named_by = "MOE_ROUTE_NVRTC_PATH";
+    }
+    search = (moer_nvrtc_search *)moer_alloc(context, sizeof *search);
+    if (!search) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while looking for NVRTC");
+    if (moer_nvrtc_find(search, context->driver_version, named)) {
+        moer_mutex_lock(&context->mutex);
+        state = context->nvrtc.state;
+        if (state != 1) context->nvrtc = search->found; /* another thread may have been faster */
+        moer_mutex_unlock(&context->mutex);
+        if (state != 1) {
+            moer_log(context, MOE_ROUTE_LOG_INFO, "NVRTC %d.%d: %s", search->found.version / 1000,
+                     search->found.version % 1000 / 10, search->found.path);
+        }
+    } else if (named) {
+        status = moer_fail(context, MOE_ROUTE_ERROR_NO_COMPILER,
+                           "NVRTC, which compiles the kernels, can't be loaded from where %s says:%s", named_by,
+                           search->tried);
+    } else {
+        status = moer_fail(context, MOE_ROUTE_ERROR_NO_COMPILER,
+                           "NVRTC, which compiles the kernels, isn't there. Install the CUDA toolkit, or do "
+                           "`pip install nvidia-cuda-nvrtc` (CUDA 13) or `pip install nvidia-cuda-nvrtc-cu12` "
+                           "(CUDA 12), or set MOE_ROUTE_NVRTC_PATH to the library or its folder. Looked for it in:%s",
+                           search->tried);
+    }
+    moer_free(context, search);
+    return status;
+}
+
+/* ---- compiling ---- */
+
+/* What one compilation hands to NVRTC. */
+typedef struct moer_nvrtc_inputs {
+    char *text;           /* all sources, each terminated */
+    const char *source;   /* the kernel source, within text */
+    const char **headers; /* their texts, within text, and then their names */
+    int num_headers;
+    char *words;          /* all options, each terminated */
+    const char **options;
+    int num_options;
+    int ptx;              /* the architecture is a virtual one: only PTX can be had */
+} moer_nvrtc_inputs;
+
+static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs *inputs) {
+    moer_free(context, inputs->text);
+    moer_free(context, (void *)inputs->headers);
+    moer_free(context, inputs->words);
+    moer_free(context, (void *)inputs->options);
+}
+
+static int moer_is_header(const char *name) {
+    size_t length = strlen(name);
+    return length > 2 && strcmp(name + length - 2, ".h") == 0;
+}
+
+static size_t moer_source_size(const moer_source *source) { /* with its terminator */
+    size_t size = 1, i;
+    for (i = 0; source->pieces[i]; i++) size += strlen(source->pieces[i]);
+    return size;
+}
+
+/* Joins a source at `text` and returns where the next one goes. */
+static char *moer_source_join(const moer_source *source, char *text) {
+    size_t i;
+    for (i = 0; source->pieces[i]; i++) {
+        size_t length = strlen(source->pieces[i]);
+        memcpy(text, source->pieces[i], length);
+        text += length;
+    }
+    *text = '\0';
+    return text + 1;
+}
+
+/* The source `file` and every header. 0: no memory. */
+static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
+    const moer_source *source;
+    size_t size = 0, count = 0;
+    char *next;
+    for (source = moer_sources; source->name; source++) {
+        if (moer_is_header(source->name)) count++;
+        if (moer_is_header(source->name) || strcmp(source->name, file) == 0) size += moer_source_size(source);
+    }
+    inputs->text = (char *)moer_alloc(context, size);
+    inputs->headers = (const char **)moer_alloc(context, 2 * count * sizeof *inputs->headers);
+    if (!inputs->text || !inputs->headers) return 0;
+    next = inputs->text;
+    for (source = moer_sources; source->name; source++) {
+        if (moer_is_header(source->name)) {
+            inputs->headers[inputs->num_headers] = next;
+            inputs->headers[count + (size_t)inputs->num_headers++] = source->name;
+            next = moer_source_join(source, next);
+        } else if (strcmp(source->name, file) == 0) {
+            inputs->source = next;
+            next = moer_source_join(source, next);
+        }
+    }
+    return 1;
+}
+
+/* Which architecture to ask NVRTC for. Code for an architecture runs on the later ones of the same major; where NVRTC
+   has none of the target's major, the driver makes the code from PTX. */
+static moe_route_status moer_nvrtc_architecture(moe_route_context *context, char *option, size_t size, int *ptx) {
+    const moer_nvrtc *nvrtc = &context->nvrtc;
+    int target = (int)context->target, same_major = 0, below = 0, lowest = 0, highest = 0, count = 0, i;
+    int *listed;
+    if (nvrtc->nvrtcGetNumSupportedArchs(&count) != 0 || count <= 0 || count > 4096) count = 0;
+    listed = (int *)moer_alloc(context, (size_t)count * sizeof *listed);
+    if (!listed) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
+    if (count > 0 && nvrtc->nvrtcGetSupportedArchs(listed) != 0) count = 0;
+    for (i = 0; i < count; i++) {
+        int arch = listed[i];
+        if (arch <= target && arch > below) below = arch;
+        if (arch <= target && arch / 10 == target / 10 && arch > same_major) same_major = arch;
+        if (lowest == 0 || arch < lowest) lowest = arch;
+        if (arch > highest) highest = arch;
+    }
+    moer_free(context, listed);
+    option[0] = '\0';
+    *ptx = same_major == 0;
+    if (same_major) moer_append(option, size, "--gpu-architecture=sm_%d", same_major);
+    else if (below) moer_append(option, size, "--gpu-architecture=compute_%d", below);
+    if (option[0]) return MOE_ROUTE_OK;
+    return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED,
+                     "NVRTC %d.%d (%s) compiles for sm_%d to sm_%d, not for sm_%d. The driver is of CUDA %d.%d",
+                     nvrtc->version / 1000, nvrtc->version % 1000 / 10, nvrtc->path, lowest, highest, target,
+                     context->driver_version / 1000, context->driver_version % 1000 / 10);
+}
+
+/* Adds an option, which `words` has room for, and returns where the next one goes. */
+static char *moer_nvrtc_add_option(moer_nvrtc_inputs *inputs, char *next, const char *prefix, const char *word,
+                                   size_t length) {
+    size_t prefix_length = strlen(prefix);
+    inputs->options[inputs->num_options++] = next;
+    memcpy(next, prefix, prefix_length);
+    memcpy(next + prefix_length, word, length);
+    next[prefix_length + length] = '\0';
+    return next + prefix_length + length + 1;
+}
+
+/* --modify-stack-limit=false keeps NVRTC from changing a limit of the whole process; --no-cache keeps it from starting
+   the driver, which would spoil a later fork. */
+static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, moer_nvrtc_inputs *inputs,
+                                                  const char *defines) {
+    static const char *const fixed[] = {"--std=c++17", "-no-source-include", "--modify-stack-limit=false",
+                                        "--no-cache"};
+    size_t num_fixed = MOER_COUNT(fixed) - (context->nvrtc.version < MOER_NVRTC_NO_CACHE_VERSION ? 1u : 0u);
+    size_t count = 1 + num_fixed, size, i;
+    char architecture[64], *next;
+    const char *word;
+    moe_route_status status = moer_nvrtc_architecture(context, architecture, sizeof architecture, &inputs->ptx);
+    if (status != MOE_ROUTE_OK) return status;
+    size = strlen(architecture) + 1;
+    for (i = 0; i < num_fixed; i++) size += strlen(fixed[i]) + 1;
+    for (word = defines; *word; word++) count += *word == ' ';
+    count += 1;
+    size += strlen(defines) + count * sizeof "-D";
+    inputs->words = (char *)moer_alloc(context, size);
+    inputs->options = (const char **)moer_alloc(context, count * sizeof *inputs->options);
+    if (!inputs->words || !inputs->options) {
+        return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
+    }
+    next = moer_nvrtc_add_option(inputs, inputs->words, "", architecture, strlen(architecture));
+    for (i = 0; i < num_fixed; i++) next = moer_nvrtc_add_option(inputs, next, "", fixed[i], strlen(fixed[i]));
+    for (word = defines; *word;) {
+        size_t length = strcspn(word, " ");
+        if (length > 0) next = moer_nvrtc_add_option(inputs, next, "-D", word, length);
+        word += length + (word[length] == ' ');
+    }
+    return MOE_ROUTE_OK;
+}
+
+/* The program's log; NULL when it is empty or there is no memory. */
+static char *moer_nvrtc_log(moe_route_context *context, moer_nvrtc_program program) {
+    size_t size = 0;
+    char *log;
+    if (!program || context->nvrtc.nvrtcGetProgramLogSize(program, &size) != 0) return NULL;
+    if (size <= 1 || size == (size_t)-1) return NULL;
+    log = (char *)moer_alloc(context, size + 1);
+    if (log && (context->nvrtc.nvrtcGetProgramLog(program, log) != 0 || !log[0])) {
+        moer_free(context, log);
+        log = NULL;
+    }
+    return log;
+}
+
+static moe_route_status moer_nvrtc_fail(moe_route_context *context, const char *file, const char *defines,
+                                        const char *call, int result, const char *log) {
+    const moer_nvrtc *nvrtc = &context->nvrtc;
+    const char *text = nvrtc->nvrtcGetErrorString(result);
+    moe_route_status status =
+        result == MOER_NVRTC_ERROR_OUT_OF_MEMORY ? MOE_ROUTE_ERROR_MEMORY : MOE_ROUTE_ERROR_COMPILE;
+    char advice[256] = "";
+    if (result == MOER_NVRTC_ERROR_BUILTIN_OPERATION) {
+        char name[64];
+        moer_nvrtc_builtins_name(nvrtc->version, name, sizeof name);
+        moer_append(advice, sizeof advice, "\nNVRTC needs %s, in the same folder or on the library search path.", name);
+    }
+    return moer_fail(context, status, "compiling %s for sm_%u with NVRTC %d.%d (%s): %s: %s%s\nVariant: %s%s%s", file,
+                     (unsigned)context->target, nvrtc->version / 1000, nvrtc->version % 1000 / 10, nvrtc->path, call,
+                     text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
+}
+
+/* Copies the compiled code out. PTX comes with its terminator, which the driver relies on. */
+static int moer_nvrtc_take(moe_route_context *context, moer_nvrtc_program program, int ptx, moer_bytes *code) {
+    const moer_nvrtc *nvrtc = &context->nvrtc;
+    size_t size = 0;
+    int result = ptx ? nvrtc->nvrtcGetPTXSize(program, &size) : nvrtc->nvrtcGetCUBINSize(program, &size);
+    if (result != 0) return result;
+    code->data = size < (size_t)-1 ? (unsigned char *)moer_alloc(context, size + 1) : NULL;
+    if (!code->data) return MOER_NVRTC_ERROR_OUT_OF_MEMORY;
+    code->size = size;
+    result = ptx ? nvrtc->nvrtcGetPTX(program, (char *)code->data) : nvrtc->nvrtcGetCUBIN(program, (char *)code->data);
+    if (result != 0) {
+        moer_free(context, code->data);
+        memset(code, 0, sizeof *code);
+    }
+    return result;
+}
+
+static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nvrtc_inputs *inputs, const char *file,
+                                       const char *defines, moer_bytes *code) {
+    const moer_nvrtc *nvrtc = &context->nvrtc;
+    const char *call = "nvrtcCreateProgram";
+    moer_nvrtc_program program = NULL;
+    moe_route_status status = MOE_ROUTE_OK;
+    moer_locale locale;
+    char *log;
+    int result;
+    moer_locale_begin(&locale);
+    result = nvrtc->nvrtcCreateProgram(&program, inputs->source, file, inputs->num_headers, inputs->headers,
+                                       inputs->headers + inputs->num_headers);
+    if (result == 0) {
+        call = "nvrtcCompileProgram";
+        result = nvrtc->nvrtcCompileProgram(program, inputs->num_options, inputs->options);
+    }
+    if (result == 0) {
+        call = inputs->ptx ? "nvrtcGetPTX" : "nvrtcGetCUBIN";
+        result = moer_nvrtc_take(context, program, inputs->ptx, code);
+    }
+    moer_locale_end(&locale);
+    log = moer_nvrtc_log(context, program);
+    if (result != 0) status = moer_nvrtc_fail(context, file, defines, call, result, log);
+    else if (log) moer_log(context, MOE_ROUTE_LOG_INFO, "NVRTC on %s (%s): %s", file, defines, log);
+    moer_free(context, log);
+    if (program) nvrtc->nvrtcDestroyProgram(&program);
+    return status;
+}
+
+static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
+                                           moer_bytes *code) {
+    moer_nvrtc_inputs inputs;
+    moe_route_status status;
+    memset(code, 0, sizeof *code);
+    status = moer_nvrtc_open(context);
+    if (status != MOE_ROUTE_OK) return status;
+    memset(&inputs, 0, sizeof inputs);
+    if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
+        status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
+    }
+    if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);
+    if (status == MOE_ROUTE_OK) status = moer_nvrtc_run(context, &inputs, file, defines, code);
+    moer_nvrtc_inputs_free(context, &inputs);
+    return status;
+}
+
+/* ---- src/cache.c ---- */
+/*
+  cache.c: compiled variants on disk. The key, the folder, the entry format, and the protocol of reading and writing.
+  What is compiled, and what the driver makes of an entry, is decided in variant.c; system calls are in platform.c.
+
+  The key holds only what is known without NVRTC and without the driver, so that a hit needs neither. The versions that
+  made an entry stand in its header. Anything doubtful about an entry is a miss; a digest guards against damage, and the
+  owner and mode of folder and file guard against others. There is no lock: an entry appears by a rename, two processes
+  may make the same one, and neither reads back what it wrote.
+*/
+
+#define MOER_KEY_SCHEMA "1"
+#define MOER_KEY_PAYLOAD "cubin"
+
+#define MOER_ENTRY_FORMAT 1u
+#define MOER_ENTRY_FIXED_SIZE 80u   /* the header up to the key text */
+#define MOER_ENTRY_MAX_PAYLOAD (16u << 20)
+#define MOER_ENTRY_MAX_SIZE (MOER_ENTRY_MAX_PAYLOAD + 4096u) /* a header is below 4 KB */
+#define MOER_ENTRY_PTX 1u           /* flag: the payload is PTX, with its terminator */
+#define MOER_LIBRARY_VERSION (MOE_ROUTE_VERSION_MAJOR * 10000 + MOE_ROUTE_VERSION_MINOR * 100 + MOE_ROUTE_VERSION_PATCH)
+
+#define MOER_TEMPORARY_SUFFIX ".tmp"
+#define MOER_TEMPORARY_MAX_AGE 3600.0 /* seconds; whoever wrote one for longer is gone */
+#define MOER_ENTRY_PATH_SPACE 128u    /* what is added to the folder's path, at most */
+
+/* ---- key ---- */
+
+static int moer_key_add(moer_key *key, const char *text) {
+    return moer_append(key->text, sizeof key->text, "%lu:%s,", (unsigned long)strlen(text), text);
+}
+
+static int moer_key_make(moer_key *key, const char *family, const char *defines, uint32_t target) {
+    moer_sha256 hash;
+    char target_name[32] = "";
+    memset(key, 0, sizeof *key);
+    key->family = family;
+    key->defines = defines;
+    key->target = target;
+    moer_append(target_name, sizeof target_name, "sm_%lu", (unsigned long)target);
+    if (!moer_key_add(key, MOER_KEY_SCHEMA) || !moer_key_add(key, moer_sources_digest) ||
+        !moer_key_add(key, target_name) || !moer_key_add(key, family) || !moer_key_add(key, defines) ||
+        !moer_key_add(key, MOER_KEY_PAYLOAD)) {
+        return 0;
+    }
+    key->text_size = strlen(key->text);
+    moer_sha256_begin(&hash);
+    moer_sha256_add(&hash, key->text, key->text_size);
+    moer_sha256_end(&hash, key->digest);
+    return 1;
+}
+
+/* ---- folder ---- */
+
+#if defined(_WIN32)
+#define MOER_HOME_CACHE "/AppData/Local"
+#else
+#define MOER_HOME_CACHE "/.cache"
+#endif
+
+/* The folder that the description or the environment asks for. 1: in `root`; 0: none, without a complaint when *why is
+   empty. */
+static int moer_cache_root(const char *given, char *root, size_t size, const char **why) {
+    const char *path = given && given[0] ? given : moer_environment("MOE_ROUTE_CACHE_DIR");
+    int found;
+    *why = "";
+    if (path) {
+        if (strcmp(path, "off") == 0) return 0;
+        *why = "the path of the cache folder is too long";
+        return moer_path_absolute(path, root, size);
+    }
+#if defined(_WIN32)
+    path = moer_environment("LOCALAPPDATA");
+#else
+    path = moer_environment("XDG_CACHE_HOME");
+#endif
+    if (path && moer_path_is_absolute(path)) found = moer_text_set(root, size, path);
+    else found = moer_home_folder(root, size) && moer_append(root, size, MOER_HOME_CACHE);
+    *why = "the user has no home folder; set MOE_ROUTE_CACHE_DIR";
+    return found && moer_append(root, size, "/moe_route");
+}
+
+/* Checks a folder that entries lie in. On refusal `why` says what is wrong with it. */
+static int moer_cache_check_folder(const char *path, int trust_shared, char *why, size_t size) {
+    moer_file_info info;
+    why[0] = '\0';
+    if (!moer_folder_inspect(path, &info)) {
+        char reason[256];
+        moer_system_error(reason, sizeof reason);
+        moer_append(why, size, "it can't be opened as a folder (%s); symbolic links aren't followed", reason);
+        return 0;
+    }
+    if (trust_shared) return 1;
+    if (!info.owned) moer_append(why, size, "it belongs to another user");
+    else if (info.writable_by_others) moer_append(why, size, "other users can write to it");
+    return info.owned && !info.writable_by_others;
+}
+
+/* Creates a folder and those above it, as far as they don't exist. */
+static void moer_cache_create_folders(char *path, int shared) {
+    size_t i;
+    if (moer_path_inspect(path) == MOER_PATH_FOLDER) return;
+    for (i = 1; path[i]; i++) {
+        if (path[i] == '/' || path[i] == '\\') {
+            char separator = path[i];
+            path[i] = '\0';
+            if (moer_path_inspect(path) == MOER_PATH_OTHER) moer_folder_create(path, shared);
+            path[i] = separator;
+        }
+    }
+    moer_folder_create(path, shared);
+}
+
+static void moer_cache_open(moe_route_context *context, const char *folder_or_null, int trust_shared) {
+    moer_cache *cache = &context->cache;
+    const char *refresh = moer_environment("MOE_ROUTE_CACHE"), *no_root;
+    char root[MOER_PATH_MAX], why[512];
+    size_t length;
+    int usable;
+    memset(cache, 0, sizeof *cache);
+    cache->trust_shared = trust_shared != 0;
+    cache->refresh = refresh && strcmp(refresh, "refresh") == 0;
+    if (!moer_cache_root(folder_or_null, root, sizeof root - MOER_ENTRY_PATH_SPACE, &no_root)) {
+        if (no_root[0]) moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk: %s", no_root);
+        return;
+    }
+    for (length = strlen(root); length > 1 && (root[length - 1] == '/' || root[length - 1] == '\\'); length--) {
+        root[length - 1] = '\0'; /* behind a slash a symbolic link would be followed */
+    }
+    moer_cache_create_folders(root, cache->trust_shared);
+    usable = moer_cache_check_folder(root, cache->trust_shared, why, sizeof why);
+    if (usable) {
+        moer_append(root, sizeof root, "/v1");
+        moer_folder_create(root, cache->trust_shared);
+        usable = moer_cache_check_folder(root, cache->trust_shared, why, sizeof why);
+    }
+    if (!usable) {
+        moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk: the folder %s isn't used: %s",
+                 root, why);
+        return;
+    }
+    moer_text_set(cache->folder, sizeof cache->folder, root);
+    cache->writable = 1;
+}
+
+/* <folder>/<first byte of the digest>, and with `whole` the entry's path in it. The folder's length was checked. */
+static void moer_cache_path(const moer_cache *cache, const moer_key *key, int whole, char *path, size_t size) {
+    size_t i;
+    moer_text_set(path, size, cache->folder);
+    moer_append(path, size, "/%02x", (unsigned)key->digest[0]);
+    if (!whole) return;
+    moer_append(path, size, "/");
+    for (i = 1; i < sizeof key->digest; i++) moer_append(path, size, "%02x", (unsigned)key->digest[i]);
+    moer_append(path, size, ".moec");
+}
+
+/* ---- entry: all numbers little-endian
+
+    0 magic (8)           8 format version      12 header length     16 target           20 NVRTC's version
+   24 driver's version   28 library's version   32 flags             36 key text length  40 payload length (8)
+   48 SHA-256 of the payload (32)               80 key text
+   then SHA-256 of all before it (32), then the payload ---- */
+
+static const unsigned char moer_entry_magic[8] = {'M', 'O', 'E', 'C', '\r', '\n', 0x1a, '\n'};
+
+static void moer_write_number(unsigned char *bytes, uint64_t value, unsigned size) {
+    unsigned i;
+    for (i = 0; i < size; i++) bytes[i] = (unsigned char)(value >> (8 * i));
+}
+
+static uint64_t moer_read_number(const unsigned char *bytes, unsigned size) {
+    uint64_t value = 0;
+    unsigned i;
+    for (i = size; i-- > 0;) value = value << 8 | bytes[i];
+    return value;
+}
+
+static void moer_digest(const void *data, size_t size, unsigned char digest[32]) {
+    moer_sha256 hash;
+    moer_sha256_begin(&hash);
+    moer_sha256_add(&hash, data, size);
+    moer_sha256_end(&hash, digest);
+}
+
+static int moer_is_elf(const unsigned char *data, size_t size) {
+    return size >= 4 && data[0] == 0x7f && data[1] == 'E' && data[2] == 'L' && data[3] == 'F';
+}
+
+/* PTX is kept with its terminator and has no other. */
+static int moer_is_ptx(const unsigned char *data, size_t size) {
+    return size >= 2 && memchr(data, 0, size) == data + size - 1;
+}
+
+/* Where the payload begins in the `size` bytes of an entry for `key`; 0 when anything is wrong with it. */
+static size_t moer_entry_check(const moer_key *key, const unsigned char *entry, size_t size) {
+    unsigned char digest[32];
+    uint64_t header_size, payload_size;
+    uint32_t flags;
+    size_t start;
+    if (size < MOER_ENTRY_FIXED_SIZE + 32 || memcmp(entry, moer_entry_magic, 8) != 0) return 0;
+    if (moer_read_number(entry + 8, 4) != MOER_ENTRY_FORMAT || moer_read_number(entry + 16, 4) != key->target) return 0;
+    if (moer_read_number(entry + 36, 4) != key->text_size) return 0;
+    header_size = moer_read_number(entry + 12, 4);
+    payload_size = moer_read_number(entry + 40, 8);
+    flags = (uint32_t)moer_read_number(entry + 32, 4);
+    if (header_size != MOER_ENTRY_FIXED_SIZE + key->text_size + 32 || header_size > size) return 0;
+    if (payload_size > MOER_ENTRY_MAX_PAYLOAD || payload_size != size - header_size) return 0;
+    start = (size_t)header_size;
+    if (memcmp(entry + MOER_ENTRY_FIXED_SIZE, key->text, key->text_size) != 0) return 0;
+    moer_digest(entry, start - 32, digest);
+    if (memcmp(entry + start - 32, digest, 32) != 0) return 0;
+    moer_digest(entry + start, size - start, digest);
+    if (memcmp(entry + 48, digest, 32) != 0) return 0;
+    if (flags == 0 && moer_is_elf(entry + start, size - start)) return start;
+    if (flags == MOER_ENTRY_PTX && moer_is_ptx(entry + start, size - start)) return start;
+    return 0;
+}
+
+/* An entry in memory; data NULL when there is none or the code can't be kept. */
+static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code,
+                                  int nvrtc_version) {
+    size_t start = MOER_ENTRY_FIXED_SIZE + key->text_size + 32;
+    int elf = moer_is_elf(code->data, code->size);
+    moer_bytes entry;
+    unsigned char *data;
+    memset(&entry, 0, sizeof entry);
+    if (code->size > MOER_ENTRY_MAX_PAYLOAD || (!elf && !moer_is_ptx(code->data, code->size))) return entry;
+    data = (unsigned char *)moer_alloc(context, start + code->size);
+    if (!data) return entry;
+    memcpy(data, moer_entry_magic, 8);
+    moer_write_number(data + 8, MOER_ENTRY_FORMAT, 4);
+    moer_write_number(data + 12, start, 4);
+    moer_write_number(data + 16, key->target, 4);
+    moer_write_number(data + 20, (uint64_t)nvrtc_version, 4);
+    moer_write_number(data + 24, (uint64_t)context->driver_version, 4);
+    moer_write_number(data + 28, MOER_LIBRARY_VERSION, 4);
+    moer_write_number(data + 32, elf ? 0 : MOER_ENTRY_PTX, 4);
+    moer_write_number(data + 36, key->text_size, 4);
+    moer_write_number(data + 40, code->size, 8);
+    moer_digest(code->data, code->size, data + 48);
+    memcpy(data + MOER_ENTRY_FIXED_SIZE, key->text, key->text_size);
+    moer_digest(data, start - 32, data + start - 32);
+    memcpy(data + start, code->data, code->size);
+    entry.data = data;
+    entry.size = start + code->size;
+    return entry;
+}
+
+/* ---- reading ---- */
+
+/* A whole file that is allowed to be an entry; data NULL otherwise. */
+static moer_bytes moer_cache_read(moe_route_context *context, const char *path) {
+    moer_bytes bytes;
+    moer_file_info info;
+    moer_file file = moer_file_open(path);
+    size_t done = 0;
+    memset(&bytes, 0, sizeof bytes);
+    if (file == MOER_NO_FILE) return bytes;
+    if (moer_file_inspect(file, &info) && info.kind == MOER_PATH_FILE && info.size <= MOER_ENTRY_MAX_SIZE &&
+        (context->cache.trust_shared || (info.owned && !info.writable_by_others))) {
+        bytes.size = (size_t)info.size;
+        bytes.data = (unsigned char *)moer_alloc(context, bytes.size);
+    }
+    while (bytes.data && done < bytes.size) {
+        long count = moer_file_read(file, bytes.data + done, bytes.size - done);
+        if (count <= 0) break;
+        done += (size_t)count;
+    }
+    moer_file_close(file);
+    if (bytes.data && done == bytes.size) return bytes;
+    moer_free(context, bytes.data);
+    memset(&bytes, 0, sizeof bytes);
+    return bytes;
+}
+
+static void moer_cache_load(moe_route_context *context, const moer_key *key, moer_bytes *code) {
+    char path[MOER_PATH_MAX];
+    size_t start;
+    memset(code, 0, sizeof *code);
+    if (!context->cache.folder[0] || context->cache.refresh) return;
+    moer_cache_path(&context->cache, key, 1, path, sizeof path);
+    *code = moer_cache_read(context, path);
+    if (!code->data) return;
+    start = moer_entry_check(key, code->data, code->size);
+    if (start == 0) {
+        moer_log(context, MOE_ROUTE_LOG_INFO, "%s is damaged or isn't the entry of its name; it is replaced", path);
+        moer_free(context, code->data);
+        memset(code, 0, sizeof *code);
+        return;
+    }
+    code->size -= start;
+    memmove(code->data, code->data + start, code->size);
+}
+
+/* ---- writing ---- */
+
+/* Writes a new file and flushes it; on failure nothing stays behind, and `why` says what happened. */
+static int moer_cache_write_file(const char *path, const moer_bytes *bytes, int shared, char *why, size_t size) {
+    moer_file file = moer_file_create(path, shared);
+    size_t done = 0;
+    int written;
+    if (file == MOER_NO_FILE) {
+        moer_system_error(why, size);
+        return 0;
+    }
+    while (done < bytes->size) {
+        long count = moer_file_write(file, bytes->data + done, bytes->size - done);
+        if (count <= 0) break;
+        done += (size_t)count;
+    }
+    written = done == bytes->size && moer_file_flush(file);
+    if (!written) moer_system_error(why, size);
+    if (!moer_file_close(file) && written) {
+        moer_system_error(why, size);
+        written = 0;
+    }
+    if (!written) moer_file_remove(path);
+    return written;
+}
+
+/* Removes temporary files that a killed process left in a folder. */
+static void moer_cache_sweep(const char *path) {
+    moer_folder folder;
+    const char *name;
+    const size_t suffix = sizeof MOER_TEMPORARY_SUFFIX - 1;
+    if (!moer_folder_open(&folder, path)) return;
+    while ((name = moer_folder_next(&folder)) != NULL) {
+        size_t length = strlen(name);
+        char file[MOER_PATH_MAX];
+        if (length <= suffix || strcmp(name + length - suffix, MOER_TEMPORARY_SUFFIX) != 0) continue;
+        if (!moer_text_set(file, sizeof file, path) || !moer_append(file, sizeof file, "/%s", name)) continue;
+        if (moer_file_age(file) > MOER_TEMPORARY_MAX_AGE) moer_file_remove(file);
+    }
+    moer_folder_close(&folder);
+}
+
+/* Writes an entry under a temporary name and renames it. 0: `why` tells what failed. */
+static int moer_cache_publish(moe_route_context *context, const moer_key *key, const moer_bytes *entry, unsigned number,
+                              char *why, size_t size) {
+    const moer_cache *cache = &context->cache;
+    char folder[MOER_PATH_MAX], temporary[MOER_PATH_MAX], path[MOER_PATH_MAX];
+    uint64_t random = moer_random();
+    moer_cache_path(cache, key, 0, folder, sizeof folder);
+    moer_cache_path(cache, key, 1, path, sizeof path);
+    moer_folder_create(folder, cache->trust_shared);
+    if (!moer_cache_check_folder(folder, cache->trust_shared, why, size)) return 0;
+    moer_text_set(temporary, sizeof temporary, folder);
+    moer_append(temporary, sizeof temporary, "/%lx-%x-%08lx%08lx" MOER_TEMPORARY_SUFFIX,
+                (unsigned long)moer_process_id(), number, (unsigned long)(random >> 32),
+                (unsigned long)(random & 0xffffffffu));
+    if (!moer_cache_write_file(temporary, entry, cache->trust_shared, why, size)) return 0;
+    if (moer_file_rename(temporary, path)) return 1;
+    moer_system_error(why, size);
+    moer_file_remove(temporary);
+    return 0;
+}
+
+static void moer_cache_store(moe_route_context *context, const moer_key *key, const moer_bytes *code) {
+    moer_cache *cache = &context->cache;
+    moer_bytes entry;
+    char why[512] = "";
+    unsigned number;
+    int writable, published, first, nvrtc_version;
+    moer_mutex_lock(&context->mutex);
+    writable = cache->folder[0] && cache->writable;
+    number = cache->stores++;
+    nvrtc_version = context->nvrtc.version;
+    moer_mutex_unlock(&context->mutex);
+    if (!writable) return;
+    entry = moer_entry_make(context, key, code, nvrtc_version);
+    if (!entry.data) return;
+    published = moer_cache_publish(context, key, &entry, number, why, sizeof why);
+    moer_free(context, entry.data);
+
+    moer_mutex_lock(&context->mutex);
+    if (published) {
+        first = !cache->swept;
+        cache->swept = 1;
+    } else {
+        first = cache->writable;
+        cache->writable = 0;
+    }
+    moer_mutex_unlock(&context->mutex);
+    if (published && first) {
+        char folder[MOER_PATH_MAX];
+        moer_cache_path(cache, key, 0, folder, sizeof folder);
+        moer_cache_sweep(folder);
+    } else if (!published && first) {
+        moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk any longer: writing to %s: %s",
+                 cache->folder, why);
+    }
+}
+
+static void moer_cache_remove(moe_route_context *context, const moer_key *key, const moer_bytes *code) {
+    char path[MOER_PATH_MAX];
+    moer_bytes entry;
+    size_t start;
+    if (!context->cache.folder[0]) return;
+    moer_cache_path(&context->cache, key, 1, path, sizeof path);
+    entry = moer_cache_read(context, path);
+    if (!entry.data) return;
+    start = moer_entry_check(key, entry.data, entry.size);
+    if (start > 0 && entry.size - start == code->size && memcmp(entry.data + start, code->data, code->size) == 0) {
+        moer_file_remove(path);
+    }
+    moer_free(context, entry.data);
+}
+
+/* ---- src/context.c ---- */
+/*
+  context.c: a context's life: which device it stands for, and entering its CUDA context. The driver's loading belongs to
+  driver.c.
+*/
+
+static moe_route_status moer_context_enter(moe_route_context *context, int *pushed) {
+    moe_route_cuda_context current = NULL;
+    moer_cu_result result;
+    *pushed = 0;
+    if (context->process_id != moer_process_id())
+        return moer_fail(context, MOE_ROUTE_ERROR_FORKED, "the context was created before fork(); CUDA can't be used in the child process");
+    result = context->driver.cuCtxGetCurrent(&current);
+    if (result == 0 && current == context->cu_context) return MOE_ROUTE_OK;
+    result = context->driver.cuCtxPushCurrent(context->cu_context);
+    if (result != 0) return moer_driver_fail(context, "cuCtxPushCurrent", result);
+    *pushed = 1;
+    return MOE_ROUTE_OK;
+}
+
+static void moer_context_leave(moe_route_context *context, int pushed) {
+    moe_route_cuda_context popped;
+    if (pushed) context->driver.cuCtxPopCurrent(&popped);
+}
+
+/* Decides on the CUDA context and its device. */
+static moe_route_status moer_context_bind(moe_route_context *context, int ordinal, moe_route_cuda_context wanted) {
+    const moer_driver *driver = &context->driver;
+    moer_cu_result result;
+    moe_route_cuda_context current = NULL, popped;
+    moer_cu_device device = 0;
+    int count = 0;
+
+    if (wanted == NULL && driver->cuCtxGetCurrent(&current) == 0 && current != NULL) {
+        result = driver->cuCtxGetDevice(&device);
+        if (result != 0) return moer_driver_fail(context, "cuCtxGetDevice", result);
+        if (ordinal == 0 || device == ordinal) wanted = current;
+    }
+    if (wanted != NULL) {
+        result = driver->cuCtxPushCurrent(wanted);
+        if (result != 0) return moer_driver_fail(context, "cuCtxPushCurrent of the given context", result);
+        result = driver->cuCtxGetDevice(&context->cu_device);
+        driver->cuCtxPopCurrent(&popped);
+        if (result != 0) return moer_driver_fail(context, "cuCtxGetDevice", result);
+        context->cu_context = wanted;
+        return MOE_ROUTE_OK;
+    }
+    result = driver->cuDeviceGetCount(&count);
+    if (result != 0) return moer_driver_fail(context, "cuDeviceGetCount", result);
+    if (count == 0) return moer_fail(context, MOE_ROUTE_ERROR_NO_DEVICE, "the NVIDIA driver sees no GPU");
+    if (ordinal >= count)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: device_ordinal is %d; there are %d GPUs, numbered from 0", ordinal, count);
+    result = driver->cuDeviceGet(&context->cu_device, ordinal);
+    if (result != 0) return moer_driver_fail(context, "cuDeviceGet", result);
+    result = driver->cuDevicePrimaryCtxRetain(&context->cu_context, context->cu_device);
+    if (result != 0) return moer_driver_fail(context, "cuDevicePrimaryCtxRetain", result);
+    context->retained_primary = 1;
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_context_open_gpu(moe_route_context *context, const moe_route_context_desc *desc) {
+    const moer_driver *driver = &context->driver;
+    int major = 0, minor = 0, multiprocessors = 0;
+    moer_cu_result result;
+    moe_route_status status = moer_driver_open(context);
+    if (status == MOE_ROUTE_OK) status = moer_context_bind(context, desc->device_ordinal, desc->cuda_context);
+    if (status != MOE_ROUTE_OK) return status;
+    result = driver->cuDeviceGetName(context->name, (int)sizeof context->name, context->cu_device);
+    if (result == 0) result = driver->cuDeviceGetAttribute(&major, MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context->cu_device);
+    if (result == 0) result = driver->cuDeviceGetAttribute(&minor, MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context->cu_device);
+    if (result == 0) result = driver->cuDeviceGetAttribute(&multiprocessors, MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context->cu_device);
+    if (result != 0) return moer_driver_fail(context, "cuDeviceGetAttribute", result);
+    context->target = (uint32_t)(major * 10 + minor);
+    context->num_multiprocessors = (uint32_t)multiprocessors;
+    if (major < 8)
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "%s has compute capability %d.%d; 8.0 or newer is needed (the CPU backend runs everywhere: MOE_ROUTE_DEVICE_CPU)",
+                         context->name, major, minor);
+    context->device = MOE_ROUTE_DEVICE_GPU;
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_context_open(moe_route_context *context, const moe_route_context_desc *desc) {
+    moe_route_status status;
+    if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: allocator.alloc and allocator.free are given both or neither");
+    if (desc->device_ordinal < 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: device_ordinal is %d; allowed is 0 and up", (int)desc->device_ordinal);
+    if (desc->nvrtc_path != NULL && !moer_append(context->nvrtc_path, sizeof context->nvrtc_path, "%s", desc->nvrtc_path))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: nvrtc_path has more than %d characters", MOER_PATH_MAX - 1);
+    switch (desc->device) {
+    case MOE_ROUTE_DEVICE_DEFAULT:
+    case MOE_ROUTE_DEVICE_GPU:
+        status = moer_context_open_gpu(context, desc);
+        if (status == MOE_ROUTE_ERROR_NO_DEVICE && desc->device == MOE_ROUTE_DEVICE_DEFAULT) break;
+        if (status == MOE_ROUTE_OK) moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
+        return status;
+    case MOE_ROUTE_DEVICE_CPU:
+        break;
+    case MOE_ROUTE_DEVICE_COMPILE:
+        if (desc->compile_target < 80 || desc->compile_target > 999)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: compile_target is %u; allowed is an architecture from 80 on, such as 90 for sm_90",
+                             (unsigned)desc->compile_target);
+        context->target = desc->compile_target;
+        context->device = MOE_ROUTE_DEVICE_COMPILE;
+        moer_append(context->name, sizeof context->name, "compiling for sm_%u", (unsigned)context->target);
+        moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
+        return MOE_ROUTE_OK;
+    default:
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: device is %d; allowed are the values of moe_route_device", (int)desc->device);
+    }
+    context->device = MOE_ROUTE_DEVICE_CPU;
+    moer_append(context->name, sizeof context->name, "CPU");
+    return MOE_ROUTE_OK;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_context_create(const moe_route_context_desc *desc, moe_route_context **out) {
+    moe_route_context_desc defaults;
+    moe_route_context *context;
+    moe_route_status status;
+    if (out == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    *out = NULL;
+    memset(&defaults, 0, sizeof defaults);
+    if (desc == NULL) desc = &defaults;
+    context = desc->allocator.alloc != NULL && desc->allocator.free != NULL ? (moe_route_context *)desc->allocator.alloc(sizeof *context, desc->allocator.user)
+                                                                           : (moe_route_context *)malloc(sizeof *context);
+    if (context == NULL) return MOE_ROUTE_ERROR_MEMORY;
+    memset(context, 0, sizeof *context);
+    if (desc->allocator.alloc != NULL && desc->allocator.free != NULL) context->allocator = desc->allocator;
+    context->logger = desc->logger;
+    context->process_id = moer_process_id();
+    moer_mutex_init(&context->mutex);
+    moer_condition_init(&context->variant_ready);
+    *out = context;
+    status = moer_context_open(context, desc);
+    context->usable = status == MOE_ROUTE_OK;
+    return status;
+}
+
+MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context) {
+    moe_route_allocator allocator;
+    if (context == NULL) return;
+    if (context->process_id == moer_process_id()) {
+        moer_variants_destroy(context);
+        if (context->retained_primary) context->driver.cuDevicePrimaryCtxRelease(context->cu_device);
+    }
+    moer_condition_destroy(&context->variant_ready);
+    moer_mutex_destroy(&context->mutex);
+    free(context->message);
+    allocator = context->allocator;
+    if (allocator.free != NULL) allocator.free(context, allocator.user);
+    else free(context);
+}
+
+MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, moe_route_context_info *info) {
+    moe_route_context *changing = (moe_route_context *)(uintptr_t)context; /* locking changes only the mutex */
+    if (info == NULL) return;
+    memset(info, 0, sizeof *info);
+    if (context == NULL) return;
+    info->device = context->device;
+    info->target = context->target;
+    info->num_multiprocessors = context->num_multiprocessors;
+    info->driver_version = (uint32_t)context->driver_version;
+    moer_append(info->name, sizeof info->name, "%s", context->name);
+    moer_mutex_lock(&changing->mutex);
+    info->nvrtc_version = context->nvrtc.state > 0 ? (uint32_t)context->nvrtc.version : 0u;
+    moer_append(info->nvrtc_path, sizeof info->nvrtc_path, "%s", context->nvrtc.state > 0 ? context->nvrtc.path : "");
+    moer_mutex_unlock(&changing->mutex);
+    moer_append(info->cache_dir, sizeof info->cache_dir, "%s", context->cache.folder);
+}
+
+/* ---- src/variant.c ---- */
+/*
+  variant.c: kernel families, and the table of variants that a context has loaded: each one compiled or read once, however
+  many layers and threads ask for it. How cubins are compiled and kept on disk belongs to nvrtc.c and cache.c; which
+  variants a layer needs, to layer.c.
+*/
+
+static const moer_family moer_family_route = {"route", "route.cu", {"moe_route_route", NULL, NULL}};
+static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk", NULL, NULL}};
+static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scan", "moe_route_maps_scatter"}};
+static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
+static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
+static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
+static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
+
+/* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
+static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
+    const moer_driver *driver = &context->driver;
+    moer_cu_result result;
+    int i;
+    *call = "cuLibraryLoadData";
+    result = driver->cuLibraryLoadData(&variant->library, code->data, NULL, NULL, 0, NULL, NULL, 0);
+    if (result != 0) {
+        variant->library = NULL;
+        return result;
+    }
+    for (i = 0; i < MOER_MAX_ENTRIES && variant->family->entries[i] != NULL && result == 0; i++) {
+        moer_cu_kernel kernel = NULL;
+        *call = "cuLibraryGetKernel";
+        result = driver->cuLibraryGetKernel(&kernel, variant->library, variant->family->entries[i]);
+        if (result != 0) break;
+        *call = "cuKernelGetFunction";
+        result = driver->cuKernelGetFunction(&variant->functions[i], kernel);
+        if (result != 0) break;
+        if (driver->cuFuncLoad != NULL) { /* now, not lazily at a first launch that may be captured */
+            *call = "cuFuncLoad";
+            result = driver->cuFuncLoad(variant->functions[i]);
+            if (result != 0) break;
+        }
+        *call = "cuFuncGetAttribute";
+        result = driver->cuFuncGetAttribute(&variant->static_shared_bytes[i], MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, variant->functions[i]);
+    }
+    if (result != 0) {
+        driver->cuLibraryUnload(variant->library);
+        variant->library = NULL;
+    }
+    return result;
+}
+
+/* Loading is forbidden to a thread while it captures a stream, and to all while one captures globally: relaxed for a
+   moment, it is allowed, and harmless since nothing here touches the captured stream. */
+static moe_route_status moer_variant_load(moe_route_context *context, moer_variant *variant, const moer_bytes *code, moer_cu_result *result,
+                                          const char **call) {
+    int pushed, mode = MOER_CU_STREAM_CAPTURE_MODE_RELAXED;
+    moe_route_status status = moer_context_enter(context, &pushed);
+    if (status != MOE_ROUTE_OK) return status;
+    context->driver.cuThreadExchangeStreamCaptureMode(&mode);
+    *result = moer_variant_load_current(context, variant, code, call);
+    context->driver.cuThreadExchangeStreamCaptureMode(&mode);
+    moer_context_leave(context, pushed);
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant) {
+    const double start = moer_milliseconds();
+    moer_key key;
+    moer_bytes code;
+    moer_cu_result result = 0;
+    const char *call = "";
+    moe_route_status status;
+    if (!moer_key_make(&key, variant->family->name, variant->defines, context->target))
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
+
+    moer_cache_load(context, &key, &code);
+    if (code.data != NULL && context->device == MOE_ROUTE_DEVICE_GPU) {
+        status = moer_variant_load(context, variant, &code, &result, &call);
+        if (status != MOE_ROUTE_OK || result != 0) {
+            if (status == MOE_ROUTE_OK) {
+                moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the cached code (%s: error %d); compiling it again", variant->family->name, call, result);
+                moer_cache_remove(context, &key, &code);
+            }
+            moer_free(context, code.data);
+            code.data = NULL;
+            if (status != MOE_ROUTE_OK) return status;
+        }
+    }
+    variant->origin = MOE_ROUTE_ORIGIN_CACHE;
+    if (code.data == NULL) {
+        variant->origin = MOE_ROUTE_ORIGIN_COMPILED;
+        status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
+        if (status != MOE_ROUTE_OK) return status;
+        if (context->device == MOE_ROUTE_DEVICE_GPU) {
+            status = moer_variant_load(context, variant, &code, &result, &call);
+            if (status == MOE_ROUTE_OK && result != 0) status = moer_driver_fail(context, call, result);
+            if (status != MOE_ROUTE_OK) {
+                moer_free(context, code.data);
+                return status;
+            }
+        }
+        moer_cache_store(context, &key, &code);
+    }
+    variant->cubin_size = code.size;
+    moer_free(context, code.data);
+    variant->milliseconds = moer_milliseconds() - start;
+    moer_log(context, MOE_ROUTE_LOG_INFO, "variant %s %s for sm_%u: %s in %.1f ms", variant->family->name, variant->defines, (unsigned)context->target,
+             variant->origin == MOE_ROUTE_ORIGIN_CACHE ? "read from the cache" : "compiled", variant->milliseconds);
+    return MOE_ROUTE_OK;
+}
+
+/* Takes a failed variant, which nobody waits for any more, out of the table. The mutex is held. */
+static void moer_variant_forget(moe_route_context *context, moer_variant *variant) {
+    moer_variant **link = &context->variants;
+    while (*link != variant) link = &(*link)->next;
+    *link = variant->next;
+    moer_free(context, variant);
+}
+
+/* The variant, loaded: from the table, else the cache, else compiled. A thread that asks for one which another thread is
+   making waits for it; different variants are made side by side. */
+static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, const moer_variant **found) {
+    moer_variant *variant;
+    moe_route_status status = MOE_ROUTE_OK;
+    *found = NULL;
+    moer_mutex_lock(&context->mutex);
+    for (variant = context->variants; variant != NULL; variant = variant->next)
+        if (variant->state >= 0 && variant->family == family && strcmp(variant->defines, defines) == 0) break;
+    if (variant != NULL) {
+        variant->users++;
+        while (variant->state == 0) moer_condition_wait(&context->variant_ready, &context->mutex);
+        status = variant->status;
+        variant->users--;
+        if (variant->state < 0 && variant->users == 0) moer_variant_forget(context, variant);
+        else if (variant->state > 0) *found = variant;
+        moer_mutex_unlock(&context->mutex);
+        return status;
+    }
+    variant = (moer_variant *)moer_alloc(context, sizeof *variant);
+    if (variant == NULL || !moer_append(variant->defines, sizeof variant->defines, "%s", defines)) {
+        moer_free(context, variant);
+        moer_mutex_unlock(&context->mutex);
+        if (variant != NULL) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
+        return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
+    }
+    variant->family = family;
+    variant->users = 1;
+    variant->next = context->variants;
+    context->variants = variant;
+    moer_mutex_unlock(&context->mutex);
+
+    status = moer_variant_make(context, variant);
+
+    moer_mutex_lock(&context->mutex);
+    variant->status = status;
+    variant->state = status == MOE_ROUTE_OK ? 1 : -1;
+    variant->users--;
+    if (status == MOE_ROUTE_OK) *found = variant;
+    else if (variant->users == 0) moer_variant_forget(context, variant);
+    moer_condition_broadcast(&context->variant_ready);
+    moer_mutex_unlock(&context->mutex);
+    return status;
+}
+
+static void moer_variants_destroy(moe_route_context *context) {
+    while (context->variants != NULL) {
+        moer_variant *variant = context->variants;
+        context->variants = variant->next;
+        if (variant->library != NULL) context->driver.cuLibraryUnload(variant->library); /* may fail when the driver is already gone */
+        moer_free(context, variant);
+    }
+}
+
+/* ---- src/cpu_route.c ---- */
+/*
+  cpu_route.c: the router on the CPU: logits -> ids and weights, the plain statement of what select.h computes, to the
+  last bit. Sums run over 32 interleaved parts and then over a butterfly of them, because a warp adds in that order.
+*/
+
+/* ---- kernels_src/scores.h ---- */
+/*
+  scores.h: the arithmetic of scores and their order, one text for the kernels and for the CPU backend, so that both give
+  the same bits. Everything is a single IEEE f32 operation in a fixed order; no product feeds a sum that a compiler could
+  fuse. Loops over experts and reductions don't belong here.
+*/
+#ifdef MOER_HOST
+#define MOER_SCORE static
+#define MOER_FMA(a, b, c) fmaf(a, b, c)
+#define MOER_ADD(a, b) ((a) + (b))
+#define MOER_MUL(a, b) ((a) * (b))
+#define MOER_DIV(a, b) ((a) / (b))
+static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }
+static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }
+#else
+#define MOER_SCORE DEVICE
+#define MOER_FMA(a, b, c) f32_fma(a, b, c)
+#define MOER_ADD(a, b) f32_add(a, b)
+#define MOER_MUL(a, b) f32_mul(a, b)
+#define MOER_DIV(a, b) f32_div(a, b)
+#define moer_f32_bits f32_bits
+#define moer_f32_from_bits f32_from_bits
+#endif
+
+#define MOER_INFINITY_BITS 0x7f800000u
+#define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */
+
+/* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */
+MOER_SCORE unsigned int moer_order_key(float value) {
+    unsigned int bits = moer_f32_bits(value);
+    if ((bits & 0x7fffffffu) > MOER_INFINITY_BITS) return MOER_LOWEST_KEY;
+    if (bits == 0x80000000u) bits = 0;
+    return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+}
+
+MOER_SCORE float moer_key_value(unsigned int key) {
+    return moer_f32_from_bits((key & 0x80000000u) ? key & 0x7fffffffu : ~key);
+}
+
+/* e^x within 1.3 units of 2^-24, 0 for -inf, +inf from 88.73 on. NaN isn't expected.
+   x = n ln2 + r; e^r = 1 + r + r^2 q(r), q fitted for the least relative error on |r| <= ln2 / 2. */
+MOER_SCORE float moer_exp(float x) {
+    float r, q;
+    int n, half;
+    if (x > 88.8f) return moer_f32_from_bits(MOER_INFINITY_BITS);
+    if (x < -104.0f) return 0.0f;
+    n = (int)MOER_FMA(x, 1.44269504f, x < 0.0f ? -0.5f : 0.5f);
+    r = MOER_FMA((float)-n, 0.693359375f, x);
+    r = MOER_FMA((float)-n, -2.12194440e-4f, r);
+    q = MOER_FMA(1.38145371e-3f, r, 8.36874545e-3f);
+    q = MOER_FMA(q, r, 4.16683927e-2f);
+    q = MOER_FMA(q, r, 1.66665211e-1f);
+    q = MOER_FMA(q, r, 4.99999940e-1f);
+    q = MOER_FMA(q, r, 1.0f);
+    q = MOER_FMA(q, r, 1.0f);
+    half = n / 2; /* two factors: 2^n itself may be no normal float */
+    q = MOER_MUL(q, moer_f32_from_bits((unsigned int)(half + 127) << 23));
+    return MOER_MUL(q, moer_f32_from_bits((unsigned int)(n - half + 127) << 23));
+}
+
+MOER_SCORE float moer_sigmoid(float x) {
+    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));
+}
+
+/* exp(x - largest), the numerator of a softmax. Defined where the plain difference is NaN: values equal to an infinite
+   largest count 1, and -inf always counts 0. */
+MOER_SCORE float moer_softmax_term(float x, float largest) {
+    if (moer_f32_bits(x) == (0x80000000u | MOER_INFINITY_BITS)) return 0.0f;
+    if (x == largest) return 1.0f;
+    return moer_exp(MOER_ADD(x, -largest));
+}
+
+/* numerator / denominator, 0 where the denominator is 0. */
+MOER_SCORE float moer_share(float numerator, float denominator) {
+    return denominator == 0.0f ? 0.0f : MOER_DIV(numerator, denominator);
+}
+
+/* The nearest finite float. NaN isn't expected. */
+MOER_SCORE float moer_finite(float x) {
+    unsigned int bits = moer_f32_bits(x);
+    return (bits & 0x7fffffffu) == MOER_INFINITY_BITS ? moer_f32_from_bits(bits - 1u) : x;
+}
+
+static void *moer_host(moe_route_address address) { return (void *)(uintptr_t)address; }
+
+static size_t moer_dtype_size(moe_route_dtype dtype) { return dtype == MOE_ROUTE_F32 ? 4u : 2u; }
+
+static float moer_f16_to_f32(unsigned int h) {
+    const unsigned int sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 0x3ffu;
+    if (exponent == 31u) return moer_f32_from_bits(sign | MOER_INFINITY_BITS | mantissa << 13);
+    if (exponent == 0u) { /* mantissa * 2^-24, exactly */
+        const float value = (float)mantissa * 5.9604644775390625e-8f;
+        return sign ? -value : value;
+    }
+    return moer_f32_from_bits(sign | (exponent + 112u) << 23 | mantissa << 13);
+}
+
+/* Round to nearest, ties to even. */
+static unsigned int moer_f32_to_f16(float f) {
+    const unsigned int bits = moer_f32_bits(f), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    unsigned int exponent, mantissa, shift, result, rest, half;
+    if (magnitude > MOER_INFINITY_BITS) return 0x7fffu;
+    if (magnitude >= 0x477ff000u) return sign | 0x7c00u; /* 65520 and up */
+    exponent = magnitude >> 23;
+    if (exponent < 102u) return sign; /* below half of the smallest subnormal */
+    mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+    shift = exponent < 113u ? 126u - exponent : 13u; /* subnormals lose more bits */
+    result = mantissa >> shift;
+    rest = mantissa & ((1u << shift) - 1u);
+    half = 1u << (shift - 1u);
+    if (rest > half || (rest == half && (result & 1u))) result++;
+    /* The implicit bit is still there: it adds one to the exponent field, which is meant. */
+    return sign | (exponent < 113u ? result : result + ((exponent - 113u) << 10));
+}
+
+static unsigned int moer_f32_to_bf16(float f) {
+    const unsigned int bits = moer_f32_bits(f);
+    if ((bits & 0x7fffffffu) > MOER_INFINITY_BITS) return 0x7fffu;
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+static float moer_load_value(const void *array, size_t index, moe_route_dtype dtype) {
+    uint16_t half;
+    float value;
+    if (dtype == MOE_ROUTE_F32) {
+        memcpy(&value, (const char *)array + index * 4, 4);
+        return value;
+    }
+    memcpy(&half, (const char *)array + index * 2, 2);
+    return dtype == MOE_ROUTE_F16 ? moer_f16_to_f32(half) : moer_f32_from_bits((unsigned int)half << 16);
+}
+
+static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value) {
+    uint16_t half;
+    if (dtype == MOE_ROUTE_F32) {
+        memcpy((char *)array + index * 4, &value, 4);
+        return;
+    }
+    half = (uint16_t)(dtype == MOE_ROUTE_F16 ? moer_f32_to_f16(value) : moer_f32_to_bf16(value));
+    memcpy((char *)array + index * 2, &half, 2);
+}
+
+/* The sum of the 32 lanes' parts, in the order of a warp's xor butterfly. */
+static float moer_butterfly_sum(float part[32]) {
+    float next[32];
+    unsigned int mask, lane;
+    for (mask = 16; mask != 0; mask >>= 1) {
+        for (lane = 0; lane < 32; lane++) next[lane] = MOER_ADD(part[lane], part[lane ^ mask]);
+        memcpy(part, next, sizeof next);
+    }
+    return part[0];
+}
+
+static float moer_score_of(const moer_router *router, float logit, float largest, float sum) {
+    return router->score == MOE_ROUTE_SCORE_SOFTMAX ? moer_share(moer_softmax_term(logit, largest), sum) : moer_sigmoid(logit);
+}
+
+static void moer_cpu_route_token(const moer_router *router, const void *logits, size_t row, int32_t *ids, float *weights) {
+    const uint32_t num_experts = router->num_experts, top_k = router->top_k;
+    float logit[MOER_MAX_EXPERTS]; /* NaN is -inf */
+    unsigned int key[MOER_MAX_EXPERTS]; /* order of selection; 0: taken */
+    float weight[MOER_MAX_TOP_K], part[32];
+    uint32_t chosen[MOER_MAX_TOP_K];
+    unsigned char counts[MOER_MAX_TOP_K]; /* 0: the expert couldn't be selected, its weight is 0 */
+    float largest = moer_f32_from_bits(0x80000000u | MOER_INFINITY_BITS), sum = 0.0f;
+    uint32_t e, j;
+
+    for (e = 0; e < num_experts; e++) {
+        key[e] = moer_order_key(moer_load_value(logits, row * num_experts + e, router->logits_dtype));
+        logit[e] = moer_key_value(key[e]);
+        if (logit[e] > largest) largest = logit[e];
+    }
+    if (router->score == MOE_ROUTE_SCORE_SOFTMAX) {
+        memset(part, 0, sizeof part);
+        for (e = 0; e < num_experts; e++) part[e % 32] = MOER_ADD(part[e % 32], moer_softmax_term(logit[e], largest));
+        sum = moer_butterfly_sum(part);
+    }
+    if (router->selection_bias != 0)
+        for (e = 0; e < num_experts; e++) {
+            const float bias = moer_load_value(moer_host(router->selection_bias), e, MOE_ROUTE_F32);
+            key[e] = moer_order_key(MOER_ADD(moer_score_of(router, logit[e], largest, sum), bias));
+        }
+
+    for (j = 0; j < top_k; j++) {
+        uint32_t best = 0;
+        for (e = 1; e < num_experts; e++)
+            if (key[e] > key[best]) best = e;
+        chosen[j] = best;
+        counts[j] = key[best] > MOER_LOWEST_KEY;
+        key[best] = 0;
+    }
+
+    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
+        float top = moer_f32_from_bits(0x80000000u | MOER_INFINITY_BITS);
+        for (j = 0; j < top_k; j++)
+            if (counts[j] && logit[chosen[j]] > top) top = logit[chosen[j]];
+        for (j = 0; j < top_k; j++) weight[j] = counts[j] ? moer_softmax_term(logit[chosen[j]], top) : 0.0f;
+    } else {
+        for (j = 0; j < top_k; j++) weight[j] = counts[j] ? moer_score_of(router, logit[chosen[j]], largest, sum) : 0.0f;
+    }
+    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED || router->renormalize != MOE_ROUTE_RENORMALIZE_NONE) {
+        memset(part, 0, sizeof part);
+        for (j = 0; j < top_k; j++) part[j % 32] = j < 32 ? weight[j] : MOER_ADD(part[j % 32], weight[j]);
+        sum = moer_butterfly_sum(part);
+        if (router->renormalize != MOE_ROUTE_RENORMALIZE_NONE) sum = MOER_ADD(sum, router->renormalize_epsilon);
+        for (j = 0; j < top_k; j++) weight[j] = moer_share(weight[j], sum);
+    }
+    for (j = 0; j < top_k; j++) {
+        if (ids != NULL) ids[j] = (int32_t)chosen[j];
+        if (weights != NULL) weights[j] = moer_finite(MOER_MUL(weight[j], router->scale));
+    }
+}
+
+static void moer_cpu_topk(const moer_router *router, const void *logits, uint32_t num_tokens, uint32_t num_valid, int32_t *ids, float *weights) {
+    uint32_t t, j;
+    for (t = 0; t < num_tokens; t++) {
+        int32_t *token_ids = ids != NULL ? ids + (size_t)t * router->top_k : NULL;
+        float *token_weights = weights != NULL ? weights + (size_t)t * router->top_k : NULL;
+        if (t < num_valid) {
+            moer_cpu_route_token(router, logits, t, token_ids, token_weights);
+            continue;
+        }
+        for (j = 0; j < router->top_k; j++) {
+            if (ids != NULL) token_ids[j] = -1;
+            if (weights != NULL) token_weights[j] = 0.0f;
+        }
+    }
+}
+
+/* ---- src/cpu_maps.c ---- */
+/*
+  cpu_maps.c: the expert maps on the CPU: a stable counting sort of the pairs by local expert.
+*/
+
+static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps) {
+    const uint32_t num_pairs = num_tokens * router->top_k, num_valid_pairs = num_valid * router->top_k;
+    const uint32_t num_local = router->num_local_experts, block = maps->block_size;
+    int32_t offset[MOER_MAX_EXPERTS + 1], aligned[MOER_MAX_EXPERTS + 1]; /* first row of each expert; the same, aligned */
+    int32_t next[MOER_MAX_EXPERTS];
+    int32_t *expert_offsets = (int32_t *)moer_host(maps->expert_offsets), *row_to_pair = (int32_t *)moer_host(maps->row_to_pair);
+    int32_t *pair_to_row = (int32_t *)moer_host(maps->pair_to_row), *row_to_expert = (int32_t *)moer_host(maps->row_to_expert);
+    int32_t *distinct_experts = (int32_t *)moer_host(maps->distinct_experts), *distinct_offsets = (int32_t *)moer_host(maps->distinct_offsets);
+    int32_t *distinct_count = (int32_t *)moer_host(maps->distinct_count), *aligned_row_to_pair = (int32_t *)moer_host(maps->aligned_row_to_pair);
+    int32_t *block_to_expert = (int32_t *)moer_host(maps->block_to_expert), *aligned_rows = (int32_t *)moer_host(maps->aligned_rows);
+    uint32_t e, p, i;
+    int32_t distinct = 0;
+
+    memset(next, 0, sizeof next);
+    for (p = 0; p < num_valid_pairs; p++) {
+        const uint32_t local = (uint32_t)ids[p] - router->first_expert;
+        if (local < num_local) next[local]++;
+    }
+    offset[0] = aligned[0] = 0;
+    for (e = 0; e < num_local; e++) {
+        offset[e + 1] = offset[e] + next[e];
+        aligned[e + 1] = block != 0 ? aligned[e] + (int32_t)(((uint32_t)next[e] + block - 1) / block * block) : 0;
+        if (next[e] != 0) {
+            if (distinct_experts != NULL) distinct_experts[distinct] = (int32_t)e;
+            if (distinct_offsets != NULL) distinct_offsets[distinct] = offset[e];
+            distinct++;
+        }
+    }
+    if (distinct_offsets != NULL) distinct_offsets[distinct] = offset[num_local];
+    if (distinct_count != NULL) distinct_count[0] = distinct;
+    if (expert_offsets != NULL) memcpy(expert_offsets, offset, (num_local + 1) * sizeof offset[0]);
+
+    if (block != 0) {
+        if (aligned_rows != NULL) aligned_rows[0] = aligned[num_local];
+        if (aligned_row_to_pair != NULL)
+            for (i = 0; i < maps->aligned_capacity; i++) aligned_row_to_pair[i] = (int32_t)num_pairs;
+        if (block_to_expert != NULL) {
+            for (i = 0; i < maps->aligned_capacity / block; i++) block_to_expert[i] = -1;
+            for (e = 0; e < num_local; e++)
+                for (i = (uint32_t)aligned[e] / block; i < (uint32_t)aligned[e + 1] / block; i++) block_to_expert[i] = (int32_t)e;
+        }
+    }
+    for (p = (uint32_t)offset[num_local]; p < num_pairs; p++) {
+        if (row_to_pair != NULL) row_to_pair[p] = -1;
+        if (row_to_expert != NULL) row_to_expert[p] = -1;
+    }
+    memcpy(next, offset, num_local * sizeof next[0]);
+    for (p = 0; p < num_pairs; p++) {
+        const uint32_t local = p < num_valid_pairs ? (uint32_t)ids[p] - router->first_expert : num_local;
+        int32_t row = -1;
+        if (local < num_local) {
+            row = next[local]++;
+            if (row_to_pair != NULL) row_to_pair[row] = (int32_t)p;
+            if (row_to_expert != NULL) row_to_expert[row] = (int32_t)local;
+            if (block != 0 && aligned_row_to_pair != NULL) aligned_row_to_pair[aligned[local] + row - offset[local]] = (int32_t)p;
+        }
+        if (pair_to_row != NULL) pair_to_row[p] = row;
+    }
+}
+
+/* ---- src/cpu_experts.c ---- */
+/*
+  cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert.
+  Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be held against them.
+*/
+
+/* One row of a matrix as numbers. `row` counts over all experts. */
+static void moer_cpu_decode_row(const moer_matrix *matrix, size_t row, float *values) {
+    const unsigned char *data = (const unsigned char *)moer_host(matrix->data);
+    const void *scales = moer_host(matrix->scales);
+    const uint32_t inner = matrix->inner, group = matrix->group_size != 0 ? matrix->group_size : inner;
+    uint32_t k;
+    for (k = 0; k < inner; k++) {
+        const size_t i = row * inner + k;
+        switch (matrix->format) {
+        case MOE_ROUTE_FORMAT_INT4: values[k] = (float)((int)(data[i / 2] >> (i % 2 * 4) & 15) - 8); break;
+        case MOE_ROUTE_FORMAT_INT8: values[k] = (float)(data[i] < 128 ? (int)data[i] : (int)data[i] - 256); break;
+        case MOE_ROUTE_FORMAT_F16: values[k] = moer_load_value(data, i, MOE_ROUTE_F16); break;
+        case MOE_ROUTE_FORMAT_BF16: values[k] = moer_load_value(data, i, MOE_ROUTE_BF16); break;
+        default: values[k] = moer_load_value(data, i, MOE_ROUTE_F32); break;
+        }
+        if (matrix->scales != 0) values[k] *= moer_load_value(scales, row * matrix->num_groups + k / group, matrix->scales_dtype);
+    }
+}
+
+typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of all experts */
+    const moer_matrix *matrix;
+    const int32_t *expert_offsets, *row_to_pair;
+    uint32_t num_local_experts, top_k;
+    int x_index; /* 0: x is indexed by token, 1: by pair, 2: by row */
+    const void *x;
+    moe_route_dtype x_dtype;
+    int gated;   /* 0: plain; 1: silu(gate) * up, halves; 2: the same, interleaved */
+    int out_by_pair;
+    void *out;
+    moe_route_dtype out_dtype;
+    float *scratch; /* [2, inner] */
+} moer_cpu_product;
+
+static double moer_cpu_dot(const float *values, const void *x, size_t first, uint32_t inner, moe_route_dtype dtype) {
+    double sum = 0.0;
+    uint32_t k;
+    for (k = 0; k < inner; k++) sum += (double)values[k] * (double)moer_load_value(x, first + k, dtype);
+    return sum;
+}
+
+static double moer_cpu_bias(const moer_matrix *matrix, size_t row) {
+    return matrix->bias != 0 ? (double)moer_load_value(moer_host(matrix->bias), row, matrix->bias_dtype) : 0.0;
+}
+
+static void moer_cpu_multiply(const moer_cpu_product *p) {
+    const moer_matrix *matrix = p->matrix;
+    const uint32_t inner = matrix->inner, columns = p->gated ? matrix->rows / 2 : matrix->rows;
+    uint32_t e, n;
+    for (e = 0; e < p->num_local_experts; e++) {
+        const int32_t first = p->expert_offsets[e], end = p->expert_offsets[e + 1];
+        if (first == end) continue;
+        for (n = 0; n < columns; n++) {
+            const size_t base = (size_t)e * matrix->rows;
+            const size_t row = base + (p->gated == 2 ? n * 2 : n), up_row = base + (p->gated == 2 ? n * 2 + 1 : n + columns);
+            float *up = p->scratch + inner;
+            int32_t r;
+            moer_cpu_decode_row(matrix, row, p->scratch);
+            if (p->gated) moer_cpu_decode_row(matrix, up_row, up);
+            for (r = first; r < end; r++) {
+                const uint32_t pair = (uint32_t)p->row_to_pair[r];
+                const size_t x_row = p->x_index == 0 ? pair / p->top_k : p->x_index == 1 ? pair : (size_t)r;
+                double value = moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row);
+                if (p->gated) {
+                    const double up_value = moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row);
+                    value = value / (1.0 + exp(-value)) * up_value;
+                }
+                moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, (float)value);
+            }
+        }
+    }
+}
+
+/* y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]]. */
+static void moer_cpu_combine(const void *rows, moe_route_dtype rows_dtype, const int32_t *pair_to_row, const float *weights, void *y,
+                             moe_route_dtype y_dtype, uint32_t num_tokens, uint32_t top_k, uint32_t hidden_size) {
+    const uint32_t num_pairs = num_tokens * top_k;
+    uint32_t t, j, n;
+    for (t = 0; t < num_tokens; t++)
+        for (n = 0; n < hidden_size; n++) {
+            double sum = 0.0;
+            for (j = 0; j < top_k; j++) {
+                const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
+                if (row < num_pairs) sum += (double)weights[pair] * (double)moer_load_value(rows, (size_t)row * hidden_size + n, rows_dtype);
+            }
+            moer_store_value(y, (size_t)t * hidden_size + n, y_dtype, (float)sum);
+        }
+}
+
+static void moer_cpu_expand(const void *x, const int32_t *row_to_pair, void *rows, size_t row_bytes, uint32_t num_pairs, uint32_t top_k) {
+    uint32_t r;
+    for (r = 0; r < num_pairs; r++) {
+        char *to = (char *)rows + r * row_bytes;
+        const uint32_t pair = (uint32_t)row_to_pair[r];
+        if (pair < num_pairs) memcpy(to, (const char *)x + pair / top_k * row_bytes, row_bytes);
+        else memset(to, 0, row_bytes);
+    }
+}
+
+/* ---- src/layer.c ---- */
+/*
+  layer.c: a layer's life: its description is checked and completed, the variants it needs are made, its workspace is laid
+  out. What an operation launches belongs to sequence.c, the operations' own arguments to operations.c.
+*/
+
+/* ---- checking a description ---- */
+
+static moe_route_status moer_refuse(moe_route_context *context, const char *field, unsigned long long value, const char *allowed) {
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: %s is %llu; allowed is %s", field, value, allowed);
+}
+
+/* DEFAULT becomes `usual`; other values than the three dtypes become DEFAULT. */
+static moe_route_dtype moer_dtype_or(moe_route_dtype dtype, moe_route_dtype usual) {
+    if (dtype == MOE_ROUTE_DTYPE_DEFAULT) return usual;
+    return dtype == MOE_ROUTE_F32 || dtype == MOE_ROUTE_F16 || dtype == MOE_ROUTE_BF16 ? dtype : MOE_ROUTE_DTYPE_DEFAULT;
+}
+
+static int moer_is_finite(float value) { return value - value == 0.0f; }
+
+static moe_route_status moer_layer_check_router(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    moe_route_context *context = layer->context;
+    const moe_route_router *from = &desc->router;
+    moer_router *router = &layer->router;
+    if (from->num_experts < 1 || from->num_experts > MOER_MAX_EXPERTS)
+        return moer_refuse(context, "router.num_experts", from->num_experts, "1 to 2048");
+    if (from->top_k < 1 || from->top_k > MOER_MAX_TOP_K || from->top_k > from->num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.top_k is %u; allowed is 1 to %u with %u experts", (unsigned)from->top_k,
+                         (unsigned)(from->num_experts < MOER_MAX_TOP_K ? from->num_experts : MOER_MAX_TOP_K), (unsigned)from->num_experts);
+    router->num_experts = from->num_experts;
+    router->top_k = from->top_k;
+    router->logits_dtype = moer_dtype_or(from->logits_dtype, MOE_ROUTE_F32);
+    if (router->logits_dtype == MOE_ROUTE_DTYPE_DEFAULT)
+        return moer_refuse(context, "router.logits_dtype", (unsigned long long)from->logits_dtype, "F32 (1), F16 (2) or BF16 (3)");
+    if (from->score != MOE_ROUTE_SCORE_SOFTMAX && from->score != MOE_ROUTE_SCORE_SIGMOID)
+        return moer_refuse(context, "router.score", (unsigned long long)from->score, "SOFTMAX (0) or SIGMOID (1)");
+    if (from->weight != MOE_ROUTE_WEIGHT_SCORE && from->weight != MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED)
+        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0) or SOFTMAX_SELECTED (1)");
+    if (from->renormalize != MOE_ROUTE_RENORMALIZE_NONE && from->renormalize != MOE_ROUTE_RENORMALIZE_SUM)
+        return moer_refuse(context, "router.renormalize", (unsigned long long)from->renormalize, "NONE (0) or SUM (1)");
+    if (!moer_is_finite(from->renormalize_epsilon) || from->renormalize_epsilon < 0.0f)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.renormalize_epsilon is %g; allowed is 0 or a positive number", (double)from->renormalize_epsilon);
+    if (!moer_is_finite(from->scale))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.scale is %g; allowed is a finite number", (double)from->scale);
+    if (from->selection_bias % 4 != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "an address that is a multiple of 4, or 0");
+    router->score = from->score;
+    router->weight = from->weight;
+    router->renormalize = from->renormalize;
+    router->selection_bias = from->selection_bias;
+    router->renormalize_epsilon = from->renormalize_epsilon;
+    router->scale = from->scale == 0.0f ? 1.0f : from->scale;
+    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. */
+    if (router->score == MOE_ROUTE_SCORE_SOFTMAX && router->weight == MOE_ROUTE_WEIGHT_SCORE && router->renormalize == MOE_ROUTE_RENORMALIZE_SUM &&
+        router->renormalize_epsilon == 0.0f) {
+        router->weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED;
+        router->renormalize = MOE_ROUTE_RENORMALIZE_NONE;
+    }
+    router->first_expert = desc->experts.first_expert;
+    if (router->first_expert >= router->num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.first_expert is %u; allowed is 0 to %u", (unsigned)router->first_expert, (unsigned)router->num_experts - 1);
+    router->num_local_experts = desc->experts.num_local_experts != 0 ? desc->experts.num_local_experts : router->num_experts - router->first_expert;
+    if (router->num_local_experts > router->num_experts - router->first_expert)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_local_experts is %u; allowed is at most %u from expert %u on", (unsigned)router->num_local_experts,
+                         (unsigned)(router->num_experts - router->first_expert), (unsigned)router->first_expert);
+    return MOE_ROUTE_OK;
+}
+
+static unsigned moer_format_bits(moe_route_format format) {
+    switch (format) {
+    case MOE_ROUTE_FORMAT_F32: return 32;
+    case MOE_ROUTE_FORMAT_F16:
+    case MOE_ROUTE_FORMAT_BF16: return 16;
+    case MOE_ROUTE_FORMAT_INT8: return 8;
+    case MOE_ROUTE_FORMAT_INT4: return 4;
+    default: return 0;
+    }
+}
+
+static int moer_is_quantized(moe_route_format format) { return format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4; }
+
+static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const moe_route_weights *from, const char *name, uint32_t rows, uint32_t inner, moer_matrix *matrix) {
+    moe_route_context *context = layer->context;
+    const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE; /* nothing to point at when only compiling */
+    const unsigned bits = moer_format_bits(from->format);
+    memset(matrix, 0, sizeof *matrix);
+    if (from->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (bits == 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is %d; allowed are the values of moe_route_format", name, (int)from->format);
+    matrix->format = from->format;
+    matrix->rows = rows;
+    matrix->inner = inner;
+    matrix->num_groups = 1;
+    matrix->data = from->data;
+    matrix->bias = from->bias;
+    if (addresses && from->data == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0; the weights' address is needed", name);
+    if (bits >= 8 && from->data % (bits / 8) != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, bits / 8);
+    if (moer_is_quantized(from->format)) {
+        matrix->scales = from->scales;
+        matrix->scales_dtype = moer_dtype_or(from->scales_dtype, MOE_ROUTE_F16);
+        matrix->group_size = from->group_size;
+        if (from->format == MOE_ROUTE_FORMAT_INT4 && inner % 2 != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)inner);
+        if (from->group_size != 0 && from->group_size != 32 && from->group_size != 64 && from->group_size != 128)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is 0 (a scale a row), 32, 64 or 128", name, (unsigned)from->group_size);
+        if (from->group_size != 0 && inner % from->group_size != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is a divisor of the row's %u inputs", name, (unsigned)from->group_size, (unsigned)inner);
+        if (from->group_size != 0) matrix->num_groups = inner / from->group_size;
+        if (matrix->scales_dtype == MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->scales_dtype);
+        if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
+        if (from->scales % moer_dtype_size(matrix->scales_dtype) != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0x%llx; allowed is a multiple of %u", name, from->scales, (unsigned)moer_dtype_size(matrix->scales_dtype));
+    } else if (from->scales != 0 || from->group_size != 0) {
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
+    }
+    if (from->bias != 0) {
+        matrix->bias_dtype = moer_dtype_or(from->bias_dtype, layer->dtype);
+        if (matrix->bias_dtype == MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.bias_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->bias_dtype);
+        if (from->bias % moer_dtype_size(matrix->bias_dtype) != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.bias is 0x%llx; allowed is a multiple of %u", name, from->bias, (unsigned)moer_dtype_size(matrix->bias_dtype));
+    }
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    moe_route_status status;
+    layer->dtype = moer_dtype_or(experts->dtype, MOE_ROUTE_BF16);
+    if (layer->dtype == MOE_ROUTE_DTYPE_DEFAULT)
+        return moer_refuse(context, "experts.dtype", (unsigned long long)experts->dtype, "F32 (1), F16 (2) or BF16 (3)");
+    if (experts->hidden_size > MOER_MAX_SIZE) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536, or 0 without experts");
+    layer->hidden_size = experts->hidden_size;
+    if (experts->gate_up.format == MOE_ROUTE_FORMAT_NONE && experts->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (experts->hidden_size == 0) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536 with expert weights");
+    if (experts->intermediate_size < 1 || experts->intermediate_size > MOER_MAX_SIZE)
+        return moer_refuse(context, "experts.intermediate_size", experts->intermediate_size, "1 to 65536 with expert weights");
+    layer->intermediate_size = experts->intermediate_size;
+    if (experts->gate_up_order != MOE_ROUTE_GATE_UP_HALVES && experts->gate_up_order != MOE_ROUTE_GATE_UP_INTERLEAVED)
+        return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0) or INTERLEAVED (1)");
+    layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
+    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * 2, experts->hidden_size, &layer->gate_up);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_matrix(layer, &experts->down, "down", experts->hidden_size, experts->intermediate_size, &layer->down);
+    return status;
+}
+
+static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    moe_route_context *context = layer->context;
+    const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
+                         MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE;
+    const int has_gate_up = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = layer->down.format != MOE_ROUTE_FORMAT_NONE;
+    uint32_t operations = desc->operations;
+    if (operations & ~all) return moer_refuse(context, "operations", operations, "an or of moe_route_operation values");
+    if (operations == 0)
+        operations = has_gate_up && has_down ? MOE_ROUTE_OPERATION_LAYER : has_gate_up || has_down ? MOE_ROUTE_OPERATION_MATMUL : MOE_ROUTE_OPERATION_ROUTE;
+    if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) && !(has_gate_up && has_down))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
+    if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.gate_up.format and experts.down.format are 0 (NONE); operation MATMUL needs one of them");
+    if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE)) && layer->hidden_size == 0)
+        return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND and COMBINE");
+    layer->operations = operations;
+    layer->max_tokens = desc->max_tokens != 0 ? desc->max_tokens : 16;
+    if (layer->max_tokens > MOER_MAX_TOKENS) return moer_refuse(context, "max_tokens", desc->max_tokens, "1 to 1048576, or 0 for 16");
+    if (desc->dependent_launch < MOE_ROUTE_AUTO || desc->dependent_launch > MOE_ROUTE_OFF)
+        return moer_refuse(context, "dependent_launch", (unsigned long long)desc->dependent_launch, "AUTO (0), ON (1) or OFF (2)");
+    if (desc->fused_combine < MOE_ROUTE_AUTO || desc->fused_combine > MOE_ROUTE_OFF)
+        return moer_refuse(context, "fused_combine", (unsigned long long)desc->fused_combine, "AUTO (0), ON (1) or OFF (2)");
+    if (desc->dependent_launch == MOE_ROUTE_ON && context->device != MOE_ROUTE_DEVICE_CPU && context->target < 90)
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: dependent_launch is ON; sm_%u has none, allowed is AUTO or OFF", (unsigned)context->target);
+    if (desc->fused_combine == MOE_ROUTE_ON && layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: fused_combine is ON with max_tokens %u and top_k %u; allowed is max_tokens * top_k up to %u",
+                         (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
+    layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
+    layer->fused_combine = desc->fused_combine != MOE_ROUTE_OFF;
+    return MOE_ROUTE_OK;
+}
+
+/* ---- the variants ---- */
+
+/* Adds NAME=VALUE to a list of constants; a list that grew too long stays marked by its first character. */
+static void moer_define(char *defines, const char *name, unsigned long value) {
+    if (defines[0] == '!') return;
+    if (!moer_append(defines, sizeof ((moer_variant *)0)->defines, defines[0] != 0 ? " %s=%lu" : "%s=%lu", name, value)) defines[0] = '!';
+}
+
+static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_family *family, const char *defines, const moer_variant **variant) {
+    uint32_t i;
+    moe_route_status status = moer_variant_get(layer->context, family, defines, variant);
+    if (status != MOE_ROUTE_OK) return status;
+    for (i = 0; i < layer->num_variants; i++)
+        if (layer->variants[i] == *variant) return MOE_ROUTE_OK;
+    layer->variants[layer->num_variants++] = *variant;
+    return MOE_ROUTE_OK;
+}
+
+static void moer_define_router(char *defines, const moer_router *router) {
+    moer_define(defines, "E", router->num_experts);
+    moer_define(defines, "K", router->top_k);
+    moer_define(defines, "LOGITS", router->logits_dtype);
+    moer_define(defines, "SCORE", router->score);
+    moer_define(defines, "BIAS", router->selection_bias != 0);
+    moer_define(defines, "WEIGHT", router->weight);
+    moer_define(defines, "RENORMALIZE", router->renormalize);
+}
+
+static void moer_define_local(char *defines, const moer_router *router) {
+    moer_define(defines, "FIRST_EXPERT", router->first_expert);
+    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
+}
+
+/* route.cu; `maps` is 1 for what the layer needs, 2 for all outputs. */
+static moe_route_status moer_layer_need_route(moe_route_layer *layer, int select, int maps, const moer_variant **variant) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "SELECT", (unsigned long)select);
+    if (select) {
+        moer_define_router(defines, &layer->router);
+    } else {
+        moer_define(defines, "E", layer->router.num_experts);
+        moer_define(defines, "K", layer->router.top_k);
+    }
+    moer_define(defines, "MAPS", (unsigned long)maps);
+    moer_define_local(defines, &layer->router);
+    moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
+    return moer_layer_need(layer, &moer_family_route, defines, variant);
+}
+
+static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define_router(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
+}
+
+static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define_local(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+}
+
+/* Largest power of two up to 16 that divides both. */
+static unsigned moer_alignment(unsigned long long a, unsigned long long b) {
+    unsigned alignment = 16;
+    while (a % alignment != 0 || b % alignment != 0) alignment /= 2;
+    return alignment;
+}
+
+static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
+    return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
+}
+
+/* Whether tile.h multiplies on tensor cores. */
+static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (layer->dtype == MOE_ROUTE_F32) return 0;
+    return moer_is_quantized(matrix->format) || (layer->dtype == MOE_ROUTE_F16 && matrix->format == MOE_ROUTE_FORMAT_F16) ||
+           (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
+}
+
+/* Steps of K in tile.h: four lanes with as many inputs as 16 bytes of weights hold, or a fourth of a group. */
+static uint32_t moer_tile_steps(const moer_matrix *matrix) {
+    uint32_t lane_values = 128u / moer_format_bits(matrix->format);
+    if (matrix->group_size != 0 && matrix->group_size / 4 < lane_values) lane_values = matrix->group_size / 4;
+    return (matrix->inner + 4 * lane_values - 1) / (4 * lane_values);
+}
+
+static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
+    const uint32_t steps = moer_tile_steps(matrix);
+    return steps < 8 ? steps : 8;
+}
+
+static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
+    moer_define(defines, "FORMAT", matrix->format);
+    moer_define(defines, "X", layer->dtype);
+    moer_define(defines, "ROWS", matrix->rows);
+    moer_define(defines, "INNER", matrix->inner);
+    moer_define(defines, "GROUP", matrix->group_size);
+    moer_define(defines, "SCALES", moer_is_quantized(matrix->format) ? matrix->scales_dtype : MOE_ROUTE_F16);
+    moer_define(defines, "BIAS", matrix->bias_dtype);
+    moer_define(defines, "WEIGHT_ALIGN", moer_alignment((unsigned long long)matrix->inner * moer_format_bits(matrix->format) / 8, matrix->data));
+    moer_define(defines, "X_ALIGN", moer_row_alignment(matrix->inner, layer->dtype));
+    moer_define(defines, "K", layer->router.top_k);
+}
+
+typedef struct moer_matmul_kind {
+    int gated, x_index, out_by_pair;
+    moe_route_dtype out;
+    uint32_t warps;
+} moer_matmul_kind;
+
+/* matmul.cu for small and, where the layer can meet them, large batches. */
+static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    moe_route_status status = MOE_ROUTE_OK;
+    int i;
+    for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
+        char defines[sizeof ((moer_variant *)0)->defines] = "";
+        moer_define_tile(defines, layer, matrix);
+        moer_define(defines, "GATED", (unsigned long)kind->gated);
+        moer_define(defines, "INTERLEAVED", kind->gated && layer->interleaved);
+        moer_define(defines, "OUT", kind->out);
+        moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
+        moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
+        moer_define(defines, "WARPS", kind->warps);
+        moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
+        status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
+    }
+    return status;
+}
+
+static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define_tile(defines, layer, &layer->down);
+    moer_define(defines, "K_SPLIT", layer->down_parts);
+    moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
+    return moer_layer_need(layer, &moer_family_down, defines, &layer->down_fused);
+}
+
+/* Columns that a thread of combine.cu takes: 16 bytes of output at most. */
+static uint32_t moer_combine_vector(const moe_route_layer *layer) {
+    uint32_t vector = layer->dtype == MOE_ROUTE_F32 ? 4 : 8;
+    while (layer->hidden_size % vector != 0) vector /= 2;
+    return vector;
+}
+
+static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, const moer_variant **variant) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "HIDDEN", layer->hidden_size);
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define(defines, "ROWS_DTYPE", rows_dtype);
+    moer_define(defines, "OUT", layer->dtype);
+    moer_define(defines, "VECTOR", moer_combine_vector(layer));
+    return moer_layer_need(layer, &moer_family_combine, defines, variant);
+}
+
+/* Bytes that a thread of expand.cu copies. */
+static uint32_t moer_expand_unit(const moe_route_layer *layer) {
+    const uint32_t alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    return alignment == 16 ? 16 : alignment >= 4 ? 4 : 2;
+}
+
+static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define(defines, "UNIT", moer_expand_unit(layer));
+    return moer_layer_need(layer, &moer_family_expand, defines, &layer->expand);
+}
+
+static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    moer_matmul_kind kind;
+    moe_route_status status;
+    memset(&kind, 0, sizeof kind);
+    kind.gated = 1;
+    kind.out = layer->dtype;
+    kind.warps = moer_layer_matmul_warps(&layer->gate_up);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_gated);
+    if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
+    kind.gated = 0;
+    kind.x_index = 2;
+    kind.out = MOE_ROUTE_F32;
+    kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, layer->down_rows);
+    if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, &layer->combine_rows);
+    return status;
+}
+
+static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_variant *variants[2]) {
+    moer_matmul_kind kind;
+    if (matrix->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    memset(&kind, 0, sizeof kind);
+    kind.x_index = 1;
+    kind.out_by_pair = 1;
+    kind.out = layer->dtype;
+    kind.warps = moer_layer_matmul_warps(matrix);
+    return moer_layer_need_matmul(layer, matrix, &kind, 1, variants);
+}
+
+static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
+    const uint32_t operations = layer->operations;
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    moe_route_status status = MOE_ROUTE_OK;
+    if (operations & MOE_ROUTE_OPERATION_LAYER) status = moer_layer_need_route(layer, 1, 1, &layer->route_layer);
+    if (status == MOE_ROUTE_OK && (operations & (MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_MATMUL))) status = moer_layer_need_route(layer, 0, 1, &layer->route_given);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_ROUTE)) status = moer_layer_need_route(layer, 1, 2, &layer->route_all);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MAPS)) status = moer_layer_need_route(layer, 0, 2, &layer->maps_all);
+    if (status == MOE_ROUTE_OK && ((operations & MOE_ROUTE_OPERATION_ROUTE) || (large && (operations & MOE_ROUTE_OPERATION_LAYER)))) status = moer_layer_need_topk(layer);
+    if (status == MOE_ROUTE_OK && large && (operations & ~(uint32_t)(MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE))) status = moer_layer_need_maps(layer);
+    if (status == MOE_ROUTE_OK && runs) status = moer_layer_need_experts(layer);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MATMUL)) {
+        status = moer_layer_need_plain_matmul(layer, &layer->gate_up, layer->matmul[MOE_ROUTE_MATRIX_GATE_UP]);
+        if (status == MOE_ROUTE_OK) status = moer_layer_need_plain_matmul(layer, &layer->down, layer->matmul[MOE_ROUTE_MATRIX_DOWN]);
+    }
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_EXPAND)) status = moer_layer_need_expand(layer);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, &layer->combine);
+    return status;
+}
+
+/* ---- workspace ---- */
+
+static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k;
+    return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
+}
+
+static uint32_t moer_maps_blocks(uint32_t num_pairs) {
+    const uint32_t blocks = (num_pairs + 511) / 512;
+    return blocks < 1024 ? blocks : 1024;
+}
+
+/* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
+static int moer_workspace_take(moer_workspace *workspace, size_t count, size_t size, size_t *at) {
+    size_t bytes;
+    *at = workspace->size;
+    return moer_size_mul(count, size, &bytes) && moer_size_add(bytes, 255, &bytes) && moer_size_add(workspace->size, bytes / 256 * 256, &workspace->size);
+}
+
+static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tokens, moer_workspace *w) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, num_local = layer->router.num_local_experts;
+    const uint32_t distinct = moer_layer_max_distinct(layer, num_tokens);
+    const int cpu = layer->context->device == MOE_ROUTE_DEVICE_CPU, small = num_pairs <= MOER_SMALL_PAIRS;
+    const int runs = (layer->operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    size_t columns;
+    int fits = 1;
+    memset(w, 0, sizeof *w);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->ids);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->weights);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->row_to_pair);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->pair_to_row);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->row_to_expert);
+    fits &= moer_workspace_take(w, distinct, 4, &w->distinct_experts);
+    fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
+    fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
+    if (cpu || !small) {
+        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
+        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->aligned_offsets);
+        fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
+    }
+    if (runs) {
+        fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
+        if (cpu || !small || !layer->fused_combine)
+            fits &= moer_size_mul(num_pairs, layer->hidden_size, &columns) && moer_workspace_take(w, columns, 4, &w->partial);
+    }
+    if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
+    return fits;
+}
+
+/* ---- creating and destroying ---- */
+
+static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    moer_workspace workspace;
+    uint32_t pairs;
+    moe_route_status status = moer_layer_check_router(layer, desc);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);
+    if (status != MOE_ROUTE_OK) return status;
+    if (!moer_workspace_lay_out(layer, layer->max_tokens, &workspace))
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)layer->max_tokens);
+
+    /* Few sizes rather than the exact one: layers for 1 to 16 tokens then share their variants more often. */
+    pairs = layer->max_tokens * layer->router.top_k;
+    layer->max_pairs_small = 32;
+    while (layer->max_pairs_small < pairs && layer->max_pairs_small < MOER_SMALL_PAIRS) layer->max_pairs_small *= 2;
+    if (layer->down.format != MOE_ROUTE_FORMAT_NONE) {
+        /* Enough parts that a block has work for its warps at one token; each at least four steps long, which a warp loads
+           together; and the partial sums of all pairs fit into shared memory. */
+        layer->down_parts = 4;
+        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 4 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
+    }
+    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_need_all(layer);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
+    moe_route_layer *layer;
+    moe_route_status status;
+    if (out != NULL) *out = NULL;
+    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: %s is NULL", desc == NULL ? "desc" : "layer");
+    if (!context->usable) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: the context's creation failed");
+    layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
+    if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    layer->context = context;
+    status = moer_layer_fill(layer, desc);
+    if (status != MOE_ROUTE_OK) {
+        moer_free(context, layer);
+        return status;
+    }
+    *out = layer;
+    return MOE_ROUTE_OK;
+}
+
+MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer) {
+    if (layer != NULL) moer_free(layer->context, layer);
+}
+
+/* ---- src/sequence.c ---- */
+/*
+  sequence.c: the launches of each operation, in order, with grids and arguments; and launching them. Running and
+  explaining a layer both start from these lists, so an explanation can't differ from what is done. Checking arguments
+  belongs to operations.c.
+*/
+
+static moer_launch *moer_sequence_add(moer_sequence *sequence, const moer_variant *variant, uint32_t entry, uint32_t grid_x, uint32_t grid_y, uint32_t block) {
+    moer_launch *launch = &sequence->launches[sequence->num_launches++];
+    memset(launch, 0, sizeof *launch);
+    launch->variant = variant;
+    launch->entry = entry;
+    launch->grid[0] = grid_x;
+    launch->grid[1] = grid_y;
+    launch->grid[2] = 1;
+    launch->block = block;
+    return launch;
+}
+
+static uint32_t moer_divide_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+/* ---- router and maps ---- */
+
+typedef struct moer_routing { /* addresses of one routing */
+    moe_route_address logits; /* 0: the ids are given */
+    moe_route_address ids, weights, num_valid_tokens;
+    moer_maps_out maps;
+    int any_map;
+} moer_routing;
+
+static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
+    moer_route_args *args = &moer_sequence_add(sequence, layer->topk, 0, moer_divide_up(num_tokens, 8), 1, 256)->args.route;
+    args->logits = routing->logits;
+    args->selection_bias = layer->router.selection_bias;
+    args->ids = routing->ids;
+    args->weights = routing->weights;
+    args->num_valid_tokens = routing->num_valid_tokens;
+    args->num_tokens = num_tokens;
+    args->renormalize_epsilon = layer->router.renormalize_epsilon;
+    args->scale = layer->router.scale;
+}
+
+static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens, const moer_routing *routing) {
+    const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
+    uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
+    moer_route_args *args;
+    if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
+    if (threads < 32) threads = 32;
+    if (threads > max_threads) threads = max_threads;
+    args = &moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route;
+    args->logits = routing->logits;
+    args->selection_bias = layer->router.selection_bias;
+    args->ids = routing->ids;
+    args->weights = routing->weights;
+    args->num_valid_tokens = routing->num_valid_tokens;
+    args->maps = routing->maps;
+    args->num_tokens = num_tokens;
+    args->renormalize_epsilon = layer->router.renormalize_epsilon;
+    args->scale = layer->router.scale;
+}
+
+static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
+                                     const moer_workspace *w, moe_route_address workspace) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
+    static const uint32_t threads[3] = {32, 1024, 32};
+    uint32_t i;
+    for (i = 0; i < 3; i++) {
+        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
+        args->ids = routing->ids;
+        args->num_valid_tokens = routing->num_valid_tokens;
+        args->block_counts = workspace + w->block_counts;
+        args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
+        args->aligned_offsets = workspace + w->aligned_offsets;
+        args->maps = routing->maps;
+        args->num_pairs = num_pairs;
+        args->num_blocks = blocks;
+    }
+}
+
+/* Router (unless ids are given) and maps (where any is wanted). `small` is the variant for up to MOER_SMALL_PAIRS pairs. */
+static void moer_sequence_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *small, uint32_t num_tokens,
+                                const moer_routing *routing, const moer_workspace *w, moe_route_address workspace) {
+    if (!routing->any_map) {
+        moer_sequence_topk(sequence, layer, num_tokens, routing);
+    } else if (num_tokens * layer->router.top_k <= MOER_SMALL_PAIRS) {
+        moer_sequence_small_route(sequence, layer, small, num_tokens, routing);
+    } else {
+        if (routing->logits != 0) moer_sequence_topk(sequence, layer, num_tokens, routing);
+        moer_sequence_large_maps(sequence, layer, num_tokens, routing, w, workspace);
+    }
+}
+
+/* The maps that the expert kernels read, in the workspace. */
+static void moer_routing_layer_maps(moer_routing *routing, const moer_workspace *w, moe_route_address workspace) {
+    routing->any_map = 1;
+    routing->maps.row_to_pair = workspace + w->row_to_pair;
+    routing->maps.pair_to_row = workspace + w->pair_to_row;
+    routing->maps.row_to_expert = workspace + w->row_to_expert;
+    routing->maps.distinct_experts = workspace + w->distinct_experts;
+    routing->maps.distinct_offsets = workspace + w->distinct_offsets;
+    routing->maps.distinct_count = workspace + w->distinct_count;
+}
+
+/* ---- experts ---- */
+
+static uint64_t moer_matrix_bytes(const moer_matrix *matrix) { /* of one expert, scales included */
+    const uint64_t elements = (uint64_t)matrix->rows * matrix->inner;
+    const uint64_t scales = matrix->group_size != 0 || moer_is_quantized(matrix->format) ? (uint64_t)matrix->rows * matrix->num_groups * moer_dtype_size(matrix->scales_dtype) : 0;
+    return elements * moer_format_bits(matrix->format) / 8 + scales;
+}
+
+static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *matrix, const moer_maps_out *maps) {
+    args->weights = matrix->data;
+    args->scales = matrix->scales;
+    args->bias = matrix->bias;
+    args->distinct_experts = maps->distinct_experts;
+    args->distinct_offsets = maps->distinct_offsets;
+    args->distinct_count = maps->distinct_count;
+    args->row_to_pair = maps->row_to_pair;
+}
+
+static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing, moe_route_address x,
+                                  moe_route_address y, const moer_workspace *w, moe_route_address workspace) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
+    const int large = num_pairs > MOER_SMALL_PAIRS;
+    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_gated[large], 0, moer_divide_up(layer->intermediate_size, 8), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
+    moer_matmul_args *gate_up = &launch->args.matmul, *down;
+    moer_combine_args *combine;
+    uint32_t warps;
+    moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
+    gate_up->x = x;
+    gate_up->out = workspace + w->h;
+    gate_up->num_pairs = num_pairs;
+    launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;
+
+    if (layer->fused_combine && !large) {
+        moer_down_args *args;
+        warps = distinct * layer->down_parts;
+        warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
+        launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
+        launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
+        args = &launch->args.down;
+        args->weights = layer->down.data;
+        args->scales = layer->down.scales;
+        args->bias = layer->down.bias;
+        args->h = workspace + w->h;
+        args->router_weights = routing->weights;
+        args->y = y;
+        args->distinct_experts = routing->maps.distinct_experts;
+        args->distinct_offsets = routing->maps.distinct_offsets;
+        args->distinct_count = routing->maps.distinct_count;
+        args->pair_to_row = routing->maps.pair_to_row;
+        args->row_to_expert = routing->maps.row_to_expert;
+        args->num_tokens = num_tokens;
+        return;
+    }
+    launch = moer_sequence_add(sequence, layer->down_rows[large], 0, moer_divide_up(layer->hidden_size, 16), distinct, layer->down_parts * 32);
+    launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
+    down = &launch->args.matmul;
+    moer_matmul_args_matrix(down, &layer->down, &routing->maps);
+    down->x = workspace + w->h;
+    down->out = workspace + w->partial;
+    down->num_pairs = num_pairs;
+    combine = &moer_sequence_add(sequence, layer->combine_rows, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), num_tokens < 65535 ? num_tokens : 65535, 128)->args.combine;
+    combine->rows = workspace + w->partial;
+    combine->pair_to_row = routing->maps.pair_to_row;
+    combine->router_weights = routing->weights;
+    combine->y = y;
+    combine->num_tokens = num_tokens;
+}
+
+static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
+    const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
+    /* One more row of blocks: it clears the pairs that no local expert serves. */
+    moer_launch *launch = moer_sequence_add(sequence, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], 0, moer_divide_up(matrix->rows, 16), distinct + 1,
+                                            moer_layer_matmul_warps(matrix) * 32);
+    moer_matmul_args *args = &launch->args.matmul;
+    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    moer_matmul_args_matrix(args, matrix, &routing->maps);
+    args->pair_to_row = routing->maps.pair_to_row;
+    args->x = from->x;
+    args->out = from->out;
+    args->num_pairs = num_pairs;
+    args->x_per_pair = from->x_per_pair != 0;
+}
+
+static void moer_sequence_expand(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_expand_args *from) {
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k;
+    const uint32_t units = (uint32_t)(layer->hidden_size * moer_dtype_size(layer->dtype)) / moer_expand_unit(layer);
+    moer_expand_args *args = &moer_sequence_add(sequence, layer->expand, 0, moer_divide_up(units, 128), num_pairs < 65535 ? num_pairs : 65535, 128)->args.expand;
+    args->x = from->x;
+    args->row_to_pair = from->row_to_pair;
+    args->rows = from->rows;
+    args->num_pairs = num_pairs;
+}
+
+static void moer_sequence_combine(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_combine_args *from) {
+    moer_combine_args *args = &moer_sequence_add(sequence, layer->combine, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128),
+                                                 from->num_tokens < 65535 ? from->num_tokens : 65535, 128)->args.combine;
+    args->rows = from->rows;
+    args->pair_to_row = from->pair_to_row;
+    args->router_weights = from->weights;
+    args->y = from->y;
+    args->num_tokens = from->num_tokens;
+}
+
+/* ---- launching ---- */
+
+static moe_route_status moer_sequence_launch(const moe_route_layer *layer, moer_sequence *sequence, moe_route_stream stream) {
+    moe_route_context *context = layer->context;
+    moer_cu_result result = 0;
+    uint32_t i;
+    int pushed;
+    moe_route_status status = moer_context_enter(context, &pushed);
+    if (status != MOE_ROUTE_OK) return status;
+    for (i = 0; i < sequence->num_launches && result == 0; i++) {
+        moer_launch *launch = &sequence->launches[i];
+        moer_cu_launch_attribute attribute;
+        moer_cu_launch_config config;
+        void *parameters[1];
+        memset(&config, 0, sizeof config);
+        memcpy(config.grid, launch->grid, sizeof config.grid);
+        config.block[0] = launch->block;
+        config.block[1] = config.block[2] = 1;
+        config.stream = stream;
+        if (layer->dependent) {
+            memset(&attribute, 0, sizeof attribute);
+            attribute.id = MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute.value.programmatic_stream_serialization = 1;
+            config.attributes = &attribute;
+            config.num_attributes = 1;
+        }
+        parameters[0] = &launch->args;
+        result = context->driver.cuLaunchKernelEx(&config, launch->variant->functions[launch->entry], parameters, NULL);
+        if (result != 0) status = moer_driver_fail(context, launch->variant->family->entries[launch->entry], result);
+    }
+    moer_context_leave(context, pushed);
+    return status;
+}
+
+/* ---- src/cpu_operations.c ---- */
+/*
+  cpu_operations.c: each operation on the CPU, over the same arguments and the same workspace as on the GPU. Arguments are
+  checked before, in operations.c.
+*/
+
+static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t num_tokens) {
+    int32_t valid;
+    if (num_valid_tokens == 0) return num_tokens;
+    memcpy(&valid, moer_host(num_valid_tokens), sizeof valid);
+    return valid < 0 ? 0 : (uint32_t)valid < num_tokens ? (uint32_t)valid : num_tokens;
+}
+
+static void moer_cpu_route(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
+    const uint32_t num_valid = moer_cpu_num_valid(routing->num_valid_tokens, num_tokens);
+    int32_t *ids = (int32_t *)moer_host(routing->ids);
+    if (routing->logits != 0)
+        moer_cpu_topk(&layer->router, moer_host(routing->logits), num_tokens, num_valid, ids, (float *)moer_host(routing->weights));
+    if (routing->any_map) moer_cpu_maps(&layer->router, ids, num_tokens, num_valid, &routing->maps);
+}
+
+static void moer_cpu_product_begin(moer_cpu_product *product, const moe_route_layer *layer, const moer_matrix *matrix, const moer_routing *routing,
+                                   const moer_workspace *w, moe_route_address workspace) {
+    memset(product, 0, sizeof *product);
+    product->matrix = matrix;
+    product->expert_offsets = (const int32_t *)moer_host(routing->maps.expert_offsets);
+    product->row_to_pair = (const int32_t *)moer_host(routing->maps.row_to_pair);
+    product->num_local_experts = layer->router.num_local_experts;
+    product->top_k = layer->router.top_k;
+    product->x_dtype = product->out_dtype = layer->dtype;
+    product->scratch = (float *)moer_host(workspace + w->scratch);
+}
+
+/* The maps are those of moer_routing_layer_maps and the expert offsets. */
+static void moer_cpu_experts(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing, moe_route_address x, moe_route_address y,
+                             const moer_workspace *w, moe_route_address workspace) {
+    moer_cpu_product product;
+    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, workspace);
+    product.x = moer_host(x);
+    product.gated = layer->interleaved ? 2 : 1;
+    product.out = moer_host(workspace + w->h);
+    moer_cpu_multiply(&product);
+
+    moer_cpu_product_begin(&product, layer, &layer->down, routing, w, workspace);
+    product.x = moer_host(workspace + w->h);
+    product.x_index = 2;
+    product.out = moer_host(workspace + w->partial);
+    product.out_dtype = MOE_ROUTE_F32;
+    moer_cpu_multiply(&product);
+
+    moer_cpu_combine(moer_host(workspace + w->partial), MOE_ROUTE_F32, (const int32_t *)moer_host(routing->maps.pair_to_row), (const float *)moer_host(routing->weights),
+                     moer_host(y), layer->dtype, num_tokens, layer->router.top_k, layer->hidden_size);
+}
+
+static void moer_cpu_matmul(const moe_route_layer *layer, const moe_route_matmul_args *args, const moer_routing *routing, const moer_workspace *w) {
+    const moer_matrix *matrix = args->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
+    moer_cpu_product product;
+    memset(moer_host(args->out), 0, (size_t)args->num_tokens * layer->router.top_k * matrix->rows * moer_dtype_size(layer->dtype));
+    moer_cpu_product_begin(&product, layer, matrix, routing, w, args->workspace);
+    product.x = moer_host(args->x);
+    product.x_index = args->x_per_pair ? 1 : 0;
+    product.out = moer_host(args->out);
+    product.out_by_pair = 1;
+    moer_cpu_multiply(&product);
+}
+
+/* ---- src/operations.c ---- */
+/*
+  operations.c: the public operations: their arguments are checked here, then they run on the CPU or become launches.
+*/
+
+/* ---- checking arguments ---- */
+
+typedef struct moer_call { /* what is being checked, for messages */
+    const moe_route_layer *layer;
+    const char *function;
+} moer_call;
+
+static moe_route_status moer_call_begin(const moer_call *call, const void *args, uint32_t operation, const char *operation_name) {
+    moe_route_context *context = call->layer->context;
+    if (args == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "%s: args is NULL", call->function);
+    if (!(call->layer->operations & operation))
+        return moer_fail(context, MOE_ROUTE_ERROR_NOT_PREPARED, "%s: the layer was created without MOE_ROUTE_OPERATION_%s; add it to operations in its description", call->function, operation_name);
+    if (context->device == MOE_ROUTE_DEVICE_COMPILE)
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "%s: the context only compiles (MOE_ROUTE_DEVICE_COMPILE); nothing can be run", call->function);
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_check_tokens(const moer_call *call, uint32_t num_tokens) {
+    if (num_tokens <= call->layer->max_tokens) return MOE_ROUTE_OK;
+    return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: num_tokens is %u; allowed is 0 to the layer's max_tokens, %u", call->function, (unsigned)num_tokens,
+                     (unsigned)call->layer->max_tokens);
+}
+
+static moe_route_status moer_check_address(const moer_call *call, const char *name, moe_route_address address, int required, uint32_t alignment) {
+    if (required && address == 0) return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: %s is 0; its address is needed", call->function, name);
+    if (address % alignment != 0)
+        return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: %s is 0x%llx; allowed is a multiple of %u", call->function, name, address, (unsigned)alignment);
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_check_workspace(const moer_call *call, uint32_t num_tokens, moe_route_address address, size_t size, moer_workspace *w) {
+    moer_workspace_lay_out(call->layer, num_tokens, w); /* fits: it did at max_tokens */
+    if (size < w->size)
+        return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: workspace_size is %llu; needed is at least %llu for %u tokens", call->function, (unsigned long long)size,
+                         (unsigned long long)w->size, (unsigned)num_tokens);
+    return moer_check_address(call, "workspace", address, 1, 256);
+}
+
+static moe_route_status moer_check_maps(const moer_call *call, uint32_t num_tokens, const moe_route_expert_maps *maps, moer_routing *routing) {
+    const struct { const char *name; moe_route_address address; } outputs[10] = {
+        {"maps.expert_offsets", maps->expert_offsets}, {"maps.row_to_pair", maps->row_to_pair}, {"maps.pair_to_row", maps->pair_to_row},
+        {"maps.row_to_expert", maps->row_to_expert}, {"maps.distinct_experts", maps->distinct_experts}, {"maps.distinct_offsets", maps->distinct_offsets},
+        {"maps.distinct_count", maps->distinct_count}, {"maps.aligned_row_to_pair", maps->aligned_row_to_pair}, {"maps.block_to_expert", maps->block_to_expert},
+        {"maps.aligned_rows", maps->aligned_rows}};
+    const size_t capacity = moe_route_aligned_capacity(call->layer, num_tokens, maps->block_size);
+    int i;
+    for (i = 0; i < 10; i++) {
+        const moe_route_status status = moer_check_address(call, outputs[i].name, outputs[i].address, 0, 4);
+        if (status != MOE_ROUTE_OK) return status;
+        if (outputs[i].address == 0) continue;
+        routing->any_map = 1;
+        if (i >= 7 && maps->block_size == 0)
+            return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: maps.block_size is 0; %s needs a block size", call->function, outputs[i].name);
+    }
+    if (maps->block_size != 0 && num_tokens != 0 && capacity == 0)
+        return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: maps.block_size is %u; the aligned rows of %u tokens would exceed 2147483647", call->function,
+                         (unsigned)maps->block_size, (unsigned)num_tokens);
+    routing->maps.expert_offsets = maps->expert_offsets;
+    routing->maps.row_to_pair = maps->row_to_pair;
+    routing->maps.pair_to_row = maps->pair_to_row;
+    routing->maps.row_to_expert = maps->row_to_expert;
+    routing->maps.distinct_experts = maps->distinct_experts;
+    routing->maps.distinct_offsets = maps->distinct_offsets;
+    routing->maps.distinct_count = maps->distinct_count;
+    routing->maps.aligned_row_to_pair = maps->aligned_row_to_pair;
+    routing->maps.block_to_expert = maps->block_to_expert;
+    routing->maps.aligned_rows = maps->aligned_rows;
+    routing->maps.block_size = maps->block_size;
+    routing->maps.aligned_capacity = (unsigned int)capacity;
+    return MOE_ROUTE_OK;
+}
+
+static int moer_is_cpu(const moe_route_layer *layer) { return layer->context->device == MOE_ROUTE_DEVICE_CPU; }
+
+/* ---- sizes ---- */
+
+MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_layer *layer, uint32_t num_tokens, size_t *size) {
+    moer_call call;
+    moer_workspace workspace;
+    moe_route_status status;
+    if (size != NULL) *size = 0;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_layer_workspace_size";
+    if (size == NULL) return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: size is NULL", call.function);
+    status = moer_check_tokens(&call, num_tokens);
+    if (status != MOE_ROUTE_OK) return status;
+    moer_workspace_lay_out(layer, num_tokens, &workspace);
+    *size = workspace.size;
+    return MOE_ROUTE_OK;
+}
+
+MOE_ROUTE_API size_t moe_route_aligned_capacity(const moe_route_layer *layer, uint32_t num_tokens, uint32_t block_size) {
+    uint64_t capacity;
+    if (layer == NULL || block_size == 0 || num_tokens > layer->max_tokens) return 0;
+    capacity = (uint64_t)num_tokens * layer->router.top_k + (uint64_t)moer_layer_max_distinct(layer, num_tokens) * (block_size - 1);
+    capacity = capacity / block_size * block_size; /* each expert's padding ends at a multiple, so no partial block is needed */
+    return capacity <= 2147483647u ? (size_t)capacity : 0;
+}
+
+/* ---- the fused layer ---- */
+
+static void moer_layer_routing(const moe_route_layer_args *args, const moer_workspace *w, moer_routing *routing) {
+    memset(routing, 0, sizeof *routing);
+    routing->logits = args->logits;
+    routing->ids = args->ids != 0 ? args->ids : args->workspace + w->ids;
+    routing->weights = args->weights != 0 ? args->weights : args->workspace + w->weights;
+    routing->num_valid_tokens = args->num_valid_tokens;
+    moer_routing_layer_maps(routing, w, args->workspace);
+}
+
+static void moer_sequence_layer(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *args, const moer_workspace *w) {
+    moer_routing routing;
+    moer_layer_routing(args, w, &routing);
+    moer_sequence_route(sequence, layer, args->logits != 0 ? layer->route_layer : layer->route_given, args->num_tokens, &routing, w, args->workspace);
+    moer_sequence_experts(sequence, layer, args->num_tokens, &routing, args->x, args->y, w, args->workspace);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer, const moe_route_layer_args *args) {
+    moer_call call;
+    moer_workspace w;
+    moer_sequence sequence;
+    moe_route_status status;
+    uint32_t alignment;
+    int given;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_layer_run";
+    given = args != NULL && args->logits == 0;
+    if (given && args->ids == 0 && !(layer->operations & MOE_ROUTE_OPERATION_EXPERTS)) given = 0; /* logits were forgotten */
+    status = moer_call_begin(&call, args, given ? MOE_ROUTE_OPERATION_EXPERTS : MOE_ROUTE_OPERATION_LAYER, given ? "EXPERTS" : "LAYER");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
+    alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    status = moer_check_address(&call, "logits", args->logits, !given, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, given, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, given, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
+    if (status != MOE_ROUTE_OK) return status;
+
+    if (moer_is_cpu(layer)) {
+        moer_routing routing;
+        moer_layer_routing(args, &w, &routing);
+        routing.maps.expert_offsets = args->workspace + w.expert_offsets;
+        moer_cpu_route(layer, args->num_tokens, &routing);
+        moer_cpu_experts(layer, args->num_tokens, &routing, args->x, args->y, &w, args->workspace);
+        return MOE_ROUTE_OK;
+    }
+    sequence.num_launches = 0;
+    moer_sequence_layer(&sequence, layer, args, &w);
+    return moer_sequence_launch(layer, &sequence, args->stream);
+}
+
+/* ---- router and maps ---- */
+
+/* Both operations after their own checks; logits are 0 for given ids. `small` is the variant for few pairs. */
+static moe_route_status moer_run_routing(const moer_call *call, uint32_t num_tokens, moer_routing *routing, const moe_route_expert_maps *maps, moe_route_address workspace,
+                                         size_t workspace_size, moe_route_stream stream, const moer_variant *small) {
+    const moe_route_layer *layer = call->layer;
+    moer_workspace w;
+    moer_sequence sequence;
+    moe_route_status status = moer_check_address(call, "num_valid_tokens", routing->num_valid_tokens, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_maps(call, num_tokens, maps, routing);
+    if (status != MOE_ROUTE_OK) return status;
+    if (num_tokens == 0 && !routing->any_map) return MOE_ROUTE_OK; /* with maps their counts are still owed: zeros */
+    memset(&w, 0, sizeof w);
+    if (!moer_is_cpu(layer) && routing->any_map && num_tokens * layer->router.top_k > MOER_SMALL_PAIRS) {
+        status = moer_check_workspace(call, num_tokens, workspace, workspace_size, &w);
+        if (status != MOE_ROUTE_OK) return status;
+    }
+    if (moer_is_cpu(layer)) {
+        moer_cpu_route(layer, num_tokens, routing);
+        return MOE_ROUTE_OK;
+    }
+    sequence.num_launches = 0;
+    moer_sequence_route(&sequence, layer, small, num_tokens, routing, &w, workspace);
+    return moer_sequence_launch(layer, &sequence, stream);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_route(const moe_route_layer *layer, const moe_route_route_args *args) {
+    moer_call call;
+    moer_routing routing;
+    moe_route_status status;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_route";
+    status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_ROUTE, "ROUTE");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status != MOE_ROUTE_OK) return status;
+    status = moer_check_address(&call, "logits", args->logits, 1, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, 1, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 0, 4);
+    if (status != MOE_ROUTE_OK) return status;
+    memset(&routing, 0, sizeof routing);
+    routing.logits = args->logits;
+    routing.ids = args->ids;
+    routing.weights = args->weights;
+    routing.num_valid_tokens = args->num_valid_tokens;
+    return moer_run_routing(&call, args->num_tokens, &routing, &args->maps, args->workspace, args->workspace_size, args->stream, layer->route_all);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_maps(const moe_route_layer *layer, const moe_route_maps_args *args) {
+    moer_call call;
+    moer_routing routing;
+    moe_route_status status;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_maps";
+    status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_MAPS, "MAPS");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status != MOE_ROUTE_OK) return status;
+    status = moer_check_address(&call, "ids", args->ids, 1, 4);
+    if (status != MOE_ROUTE_OK) return status;
+    memset(&routing, 0, sizeof routing);
+    routing.ids = args->ids;
+    routing.num_valid_tokens = args->num_valid_tokens;
+    return moer_run_routing(&call, args->num_tokens, &routing, &args->maps, args->workspace, args->workspace_size, args->stream, layer->maps_all);
+}
+
+/* ---- one expert matmul, expand, combine ---- */
+
+static void moer_matmul_routing(const moe_route_matmul_args *args, const moer_workspace *w, moer_routing *routing) {
+    memset(routing, 0, sizeof *routing);
+    routing->ids = args->ids;
+    routing->num_valid_tokens = args->num_valid_tokens;
+    moer_routing_layer_maps(routing, w, args->workspace);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_matmul(const moe_route_layer *layer, const moe_route_matmul_args *args) {
+    moer_call call;
+    moer_workspace w;
+    moer_routing routing;
+    moer_sequence sequence;
+    const moer_matrix *matrix;
+    moe_route_status status;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_matmul";
+    status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_MATMUL, "MATMUL");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status != MOE_ROUTE_OK) return status;
+    if (args->matrix != MOE_ROUTE_MATRIX_GATE_UP && args->matrix != MOE_ROUTE_MATRIX_DOWN)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: matrix is %d; allowed is GATE_UP (0) or DOWN (1)", call.function, (int)args->matrix);
+    matrix = args->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
+    if (matrix->format == MOE_ROUTE_FORMAT_NONE)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: matrix is %d; the layer was created without these weights", call.function, (int)args->matrix);
+    if (args->num_tokens == 0) return MOE_ROUTE_OK;
+    status = moer_check_address(&call, "ids", args->ids, 1, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, moer_row_alignment(matrix->inner, layer->dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "out", args->out, 1, moer_row_alignment(matrix->rows, layer->dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
+    if (status != MOE_ROUTE_OK) return status;
+    moer_matmul_routing(args, &w, &routing);
+    if (moer_is_cpu(layer)) {
+        routing.maps.expert_offsets = args->workspace + w.expert_offsets;
+        moer_cpu_route(layer, args->num_tokens, &routing);
+        moer_cpu_matmul(layer, args, &routing, &w);
+        return MOE_ROUTE_OK;
+    }
+    sequence.num_launches = 0;
+    moer_sequence_route(&sequence, layer, layer->route_given, args->num_tokens, &routing, &w, args->workspace);
+    moer_sequence_matmul(&sequence, layer, args, &routing);
+    return moer_sequence_launch(layer, &sequence, args->stream);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_expand(const moe_route_layer *layer, const moe_route_expand_args *args) {
+    moer_call call;
+    moer_sequence sequence;
+    moe_route_status status;
+    uint32_t alignment;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_expand";
+    status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_EXPAND, "EXPAND");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
+    alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    status = moer_check_address(&call, "x", args->x, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "row_to_pair", args->row_to_pair, 1, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "rows", args->rows, 1, alignment);
+    if (status != MOE_ROUTE_OK) return status;
+    if (moer_is_cpu(layer)) {
+        moer_cpu_expand(moer_host(args->x), (const int32_t *)moer_host(args->row_to_pair), moer_host(args->rows), layer->hidden_size * moer_dtype_size(layer->dtype),
+                        args->num_tokens * layer->router.top_k, layer->router.top_k);
+        return MOE_ROUTE_OK;
+    }
+    sequence.num_launches = 0;
+    moer_sequence_expand(&sequence, layer, args);
+    return moer_sequence_launch(layer, &sequence, args->stream);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, const moe_route_combine_args *args) {
+    moer_call call;
+    moer_sequence sequence;
+    moe_route_status status;
+    uint32_t alignment;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_combine";
+    status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_COMBINE, "COMBINE");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
+    alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    status = moer_check_address(&call, "rows", args->rows, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 1, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
+    if (status != MOE_ROUTE_OK) return status;
+    if (moer_is_cpu(layer)) {
+        moer_cpu_combine(moer_host(args->rows), layer->dtype, (const int32_t *)moer_host(args->pair_to_row), (const float *)moer_host(args->weights), moer_host(args->y), layer->dtype,
+                         args->num_tokens, layer->router.top_k, layer->hidden_size);
+        return MOE_ROUTE_OK;
+    }
+    sequence.num_launches = 0;
+    moer_sequence_combine(&sequence, layer, args);
+    return moer_sequence_launch(layer, &sequence, args->stream);
+}
+
+/* ---- src/explain.c ---- */
+/*
+  explain.c: what a layer will launch and which variants it has, as fields and as text.
+*/
+
+/* The operation's launches with addresses that are only there to be "given". */
+static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_route_operation operation, uint32_t num_tokens, const moer_workspace *w, moer_sequence *sequence) {
+    moe_route_layer_args run;
+    moe_route_matmul_args matmul;
+    moe_route_expand_args expand;
+    moe_route_combine_args combine;
+    moer_routing routing;
+    const moe_route_address given = 256;
+    memset(&run, 0, sizeof run);
+    memset(&matmul, 0, sizeof matmul);
+    memset(&expand, 0, sizeof expand);
+    memset(&combine, 0, sizeof combine);
+    memset(&routing, 0, sizeof routing);
+    run.num_tokens = matmul.num_tokens = expand.num_tokens = combine.num_tokens = num_tokens;
+    switch (operation) {
+    case MOE_ROUTE_OPERATION_LAYER:
+    case MOE_ROUTE_OPERATION_EXPERTS:
+        run.logits = operation == MOE_ROUTE_OPERATION_LAYER ? given : 0;
+        moer_sequence_layer(sequence, layer, &run, w);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_ROUTE:
+    case MOE_ROUTE_OPERATION_MAPS:
+        routing.logits = operation == MOE_ROUTE_OPERATION_ROUTE ? given : 0;
+        routing.any_map = 1;
+        moer_sequence_route(sequence, layer, operation == MOE_ROUTE_OPERATION_ROUTE ? layer->route_all : layer->maps_all, num_tokens, &routing, w, 0);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_MATMUL:
+        matmul.matrix = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE ? MOE_ROUTE_MATRIX_GATE_UP : MOE_ROUTE_MATRIX_DOWN;
+        moer_matmul_routing(&matmul, w, &routing);
+        moer_sequence_route(sequence, layer, layer->route_given, num_tokens, &routing, w, 0);
+        moer_sequence_matmul(sequence, layer, &matmul, &routing);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_EXPAND:
+        moer_sequence_expand(sequence, layer, &expand);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_COMBINE:
+        moer_sequence_combine(sequence, layer, &combine);
+        return MOE_ROUTE_OK;
+    default:
+        return MOE_ROUTE_ERROR_ARGUMENT;
+    }
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *layer, moe_route_operation operation, uint32_t num_tokens, moe_route_plan *plan) {
+    moer_call call;
+    moer_workspace w;
+    moer_sequence sequence;
+    moe_route_status status;
+    uint32_t i;
+    if (plan != NULL) memset(plan, 0, sizeof *plan);
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_layer_explain";
+    if (plan == NULL) return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: plan is NULL", call.function);
+    if (!(layer->operations & (uint32_t)operation) || ((uint32_t)operation & ((uint32_t)operation - 1)) != 0)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_NOT_PREPARED, "%s: operation is %d; allowed is one of the operations that the layer was created for (%u)", call.function, (int)operation,
+                         (unsigned)layer->operations);
+    status = moer_check_tokens(&call, num_tokens);
+    if (status != MOE_ROUTE_OK) return status;
+    moer_workspace_lay_out(layer, num_tokens, &w);
+    plan->workspace_size = w.size;
+    if (moer_is_cpu(layer) || num_tokens == 0) return MOE_ROUTE_OK;
+    sequence.num_launches = 0;
+    status = moer_explain_sequence(layer, operation, num_tokens, &w, &sequence);
+    if (status != MOE_ROUTE_OK) return status;
+    plan->num_launches = sequence.num_launches;
+    for (i = 0; i < sequence.num_launches; i++) {
+        const moer_launch *launch = &sequence.launches[i];
+        moe_route_launch_info *info = &plan->launches[i];
+        moer_append(info->kernel, sizeof info->kernel, "%s", launch->variant->family->entries[launch->entry] + strlen("moe_route_"));
+        moer_append(info->variant, sizeof info->variant, "%s", launch->variant->defines);
+        memcpy(info->grid, launch->grid, sizeof info->grid);
+        info->block = launch->block;
+        info->static_shared_bytes = (uint32_t)launch->variant->static_shared_bytes[launch->entry];
+        info->dependent = layer->dependent;
+        info->weight_bytes = launch->weight_bytes;
+    }
+    return MOE_ROUTE_OK;
+}
+
+/* Appends and counts as snprintf would, also past the end. */
+static size_t moer_text_add(char *text, size_t size, size_t length, const char *format, ...) MOER_PRINTF(4, 5);
+static size_t moer_text_add(char *text, size_t size, size_t length, const char *format, ...) {
+    va_list arguments;
+    int added;
+    va_start(arguments, format);
+    added = vsnprintf(length < size ? text + length : NULL, length < size ? size - length : 0, format, arguments);
+    va_end(arguments);
+    return added > 0 ? length + (size_t)added : length;
+}
+
+MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text, size_t size) {
+    size_t length = 0;
+    uint32_t i;
+    if (text == NULL) size = 0;
+    if (size > 0) text[0] = 0;
+    if (plan == NULL) return 0;
+    for (i = 0; i < plan->num_launches; i++) {
+        const moe_route_launch_info *info = &plan->launches[i];
+        length = moer_text_add(text, size, length, "%-13s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
+                               (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->static_shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
+                               info->variant);
+    }
+    if (plan->num_launches == 0) length = moer_text_add(text, size, length, "no launches\n");
+    return moer_text_add(text, size, length, "workspace: %llu bytes\n", (unsigned long long)plan->workspace_size);
+}
+
+MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer) { return layer != NULL ? layer->num_variants : 0; }
+
+MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index, moe_route_variant_info *info) {
+    const moer_variant *variant;
+    if (info != NULL) memset(info, 0, sizeof *info);
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (info == NULL) return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_variant: info is NULL");
+    if (index >= layer->num_variants)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_variant: index is %u; the layer has %u variants, numbered from 0", (unsigned)index, (unsigned)layer->num_variants);
+    variant = layer->variants[index];
+    moer_append(info->kernel, sizeof info->kernel, "%s", variant->family->name);
+    moer_append(info->variant, sizeof info->variant, "%s", variant->defines);
+    info->origin = variant->origin;
+    info->milliseconds = variant->milliseconds;
+    info->cubin_size = variant->cubin_size;
+    return MOE_ROUTE_OK;
+}
+
+#endif /* MOE_ROUTE_IMPLEMENTATION */
+
+/*
+MIT License
+
+Copyright (c) 2026 the moe_route authors
+
+Permission is hereby granted, free of charge, to any person obtaining a copy
+of this software and associated documentation files (the "Software"), to deal
+in the Software without restriction, including without limitation the rights
+to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+copies of the Software, and to permit persons to whom the Software is
+furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all
+copies or substantial portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+SOFTWARE.
+*/

@@ -1,0 +1,497 @@
+/*
+  layer.c: a layer's life: its description is checked and completed, the variants it needs are made, its workspace is laid
+  out. What an operation launches belongs to sequence.c, the operations' own arguments to operations.c.
+*/
+#include "internal.h"
+
+/* ---- checking a description ---- */
+
+static moe_route_status moer_refuse(moe_route_context *context, const char *field, unsigned long long value, const char *allowed) {
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: %s is %llu; allowed is %s", field, value, allowed);
+}
+
+/* DEFAULT becomes `usual`; other values than the three dtypes become DEFAULT. */
+static moe_route_dtype moer_dtype_or(moe_route_dtype dtype, moe_route_dtype usual) {
+    if (dtype == MOE_ROUTE_DTYPE_DEFAULT) return usual;
+    return dtype == MOE_ROUTE_F32 || dtype == MOE_ROUTE_F16 || dtype == MOE_ROUTE_BF16 ? dtype : MOE_ROUTE_DTYPE_DEFAULT;
+}
+
+static int moer_is_finite(float value) { return value - value == 0.0f; }
+
+static moe_route_status moer_layer_check_router(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    moe_route_context *context = layer->context;
+    const moe_route_router *from = &desc->router;
+    moer_router *router = &layer->router;
+    if (from->num_experts < 1 || from->num_experts > MOER_MAX_EXPERTS)
+        return moer_refuse(context, "router.num_experts", from->num_experts, "1 to 2048");
+    if (from->top_k < 1 || from->top_k > MOER_MAX_TOP_K || from->top_k > from->num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.top_k is %u; allowed is 1 to %u with %u experts", (unsigned)from->top_k,
+                         (unsigned)(from->num_experts < MOER_MAX_TOP_K ? from->num_experts : MOER_MAX_TOP_K), (unsigned)from->num_experts);
+    router->num_experts = from->num_experts;
+    router->top_k = from->top_k;
+    router->logits_dtype = moer_dtype_or(from->logits_dtype, MOE_ROUTE_F32);
+    if (router->logits_dtype == MOE_ROUTE_DTYPE_DEFAULT)
+        return moer_refuse(context, "router.logits_dtype", (unsigned long long)from->logits_dtype, "F32 (1), F16 (2) or BF16 (3)");
+    if (from->score != MOE_ROUTE_SCORE_SOFTMAX && from->score != MOE_ROUTE_SCORE_SIGMOID)
+        return moer_refuse(context, "router.score", (unsigned long long)from->score, "SOFTMAX (0) or SIGMOID (1)");
+    if (from->weight != MOE_ROUTE_WEIGHT_SCORE && from->weight != MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED)
+        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0) or SOFTMAX_SELECTED (1)");
+    if (from->renormalize != MOE_ROUTE_RENORMALIZE_NONE && from->renormalize != MOE_ROUTE_RENORMALIZE_SUM)
+        return moer_refuse(context, "router.renormalize", (unsigned long long)from->renormalize, "NONE (0) or SUM (1)");
+    if (!moer_is_finite(from->renormalize_epsilon) || from->renormalize_epsilon < 0.0f)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.renormalize_epsilon is %g; allowed is 0 or a positive number", (double)from->renormalize_epsilon);
+    if (!moer_is_finite(from->scale))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.scale is %g; allowed is a finite number", (double)from->scale);
+    if (from->selection_bias % 4 != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "an address that is a multiple of 4, or 0");
+    router->score = from->score;
+    router->weight = from->weight;
+    router->renormalize = from->renormalize;
+    router->selection_bias = from->selection_bias;
+    router->renormalize_epsilon = from->renormalize_epsilon;
+    router->scale = from->scale == 0.0f ? 1.0f : from->scale;
+    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. */
+    if (router->score == MOE_ROUTE_SCORE_SOFTMAX && router->weight == MOE_ROUTE_WEIGHT_SCORE && router->renormalize == MOE_ROUTE_RENORMALIZE_SUM &&
+        router->renormalize_epsilon == 0.0f) {
+        router->weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED;
+        router->renormalize = MOE_ROUTE_RENORMALIZE_NONE;
+    }
+    router->first_expert = desc->experts.first_expert;
+    if (router->first_expert >= router->num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.first_expert is %u; allowed is 0 to %u", (unsigned)router->first_expert, (unsigned)router->num_experts - 1);
+    router->num_local_experts = desc->experts.num_local_experts != 0 ? desc->experts.num_local_experts : router->num_experts - router->first_expert;
+    if (router->num_local_experts > router->num_experts - router->first_expert)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_local_experts is %u; allowed is at most %u from expert %u on", (unsigned)router->num_local_experts,
+                         (unsigned)(router->num_experts - router->first_expert), (unsigned)router->first_expert);
+    return MOE_ROUTE_OK;
+}
+
+static unsigned moer_format_bits(moe_route_format format) {
+    switch (format) {
+    case MOE_ROUTE_FORMAT_F32: return 32;
+    case MOE_ROUTE_FORMAT_F16:
+    case MOE_ROUTE_FORMAT_BF16: return 16;
+    case MOE_ROUTE_FORMAT_INT8: return 8;
+    case MOE_ROUTE_FORMAT_INT4: return 4;
+    default: return 0;
+    }
+}
+
+static int moer_is_quantized(moe_route_format format) { return format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4; }
+
+static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const moe_route_weights *from, const char *name, uint32_t rows, uint32_t inner, moer_matrix *matrix) {
+    moe_route_context *context = layer->context;
+    const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE; /* nothing to point at when only compiling */
+    const unsigned bits = moer_format_bits(from->format);
+    memset(matrix, 0, sizeof *matrix);
+    if (from->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (bits == 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is %d; allowed are the values of moe_route_format", name, (int)from->format);
+    matrix->format = from->format;
+    matrix->rows = rows;
+    matrix->inner = inner;
+    matrix->num_groups = 1;
+    matrix->data = from->data;
+    matrix->bias = from->bias;
+    if (addresses && from->data == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0; the weights' address is needed", name);
+    if (bits >= 8 && from->data % (bits / 8) != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, bits / 8);
+    if (moer_is_quantized(from->format)) {
+        matrix->scales = from->scales;
+        matrix->scales_dtype = moer_dtype_or(from->scales_dtype, MOE_ROUTE_F16);
+        matrix->group_size = from->group_size;
+        if (from->format == MOE_ROUTE_FORMAT_INT4 && inner % 2 != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)inner);
+        if (from->group_size != 0 && from->group_size != 32 && from->group_size != 64 && from->group_size != 128)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is 0 (a scale a row), 32, 64 or 128", name, (unsigned)from->group_size);
+        if (from->group_size != 0 && inner % from->group_size != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is a divisor of the row's %u inputs", name, (unsigned)from->group_size, (unsigned)inner);
+        if (from->group_size != 0) matrix->num_groups = inner / from->group_size;
+        if (matrix->scales_dtype == MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->scales_dtype);
+        if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
+        if (from->scales % moer_dtype_size(matrix->scales_dtype) != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0x%llx; allowed is a multiple of %u", name, from->scales, (unsigned)moer_dtype_size(matrix->scales_dtype));
+    } else if (from->scales != 0 || from->group_size != 0) {
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
+    }
+    if (from->bias != 0) {
+        matrix->bias_dtype = moer_dtype_or(from->bias_dtype, layer->dtype);
+        if (matrix->bias_dtype == MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.bias_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->bias_dtype);
+        if (from->bias % moer_dtype_size(matrix->bias_dtype) != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.bias is 0x%llx; allowed is a multiple of %u", name, from->bias, (unsigned)moer_dtype_size(matrix->bias_dtype));
+    }
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    moe_route_status status;
+    layer->dtype = moer_dtype_or(experts->dtype, MOE_ROUTE_BF16);
+    if (layer->dtype == MOE_ROUTE_DTYPE_DEFAULT)
+        return moer_refuse(context, "experts.dtype", (unsigned long long)experts->dtype, "F32 (1), F16 (2) or BF16 (3)");
+    if (experts->hidden_size > MOER_MAX_SIZE) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536, or 0 without experts");
+    layer->hidden_size = experts->hidden_size;
+    if (experts->gate_up.format == MOE_ROUTE_FORMAT_NONE && experts->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (experts->hidden_size == 0) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536 with expert weights");
+    if (experts->intermediate_size < 1 || experts->intermediate_size > MOER_MAX_SIZE)
+        return moer_refuse(context, "experts.intermediate_size", experts->intermediate_size, "1 to 65536 with expert weights");
+    layer->intermediate_size = experts->intermediate_size;
+    if (experts->gate_up_order != MOE_ROUTE_GATE_UP_HALVES && experts->gate_up_order != MOE_ROUTE_GATE_UP_INTERLEAVED)
+        return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0) or INTERLEAVED (1)");
+    layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
+    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * 2, experts->hidden_size, &layer->gate_up);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_matrix(layer, &experts->down, "down", experts->hidden_size, experts->intermediate_size, &layer->down);
+    return status;
+}
+
+static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    moe_route_context *context = layer->context;
+    const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
+                         MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE;
+    const int has_gate_up = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = layer->down.format != MOE_ROUTE_FORMAT_NONE;
+    uint32_t operations = desc->operations;
+    if (operations & ~all) return moer_refuse(context, "operations", operations, "an or of moe_route_operation values");
+    if (operations == 0)
+        operations = has_gate_up && has_down ? MOE_ROUTE_OPERATION_LAYER : has_gate_up || has_down ? MOE_ROUTE_OPERATION_MATMUL : MOE_ROUTE_OPERATION_ROUTE;
+    if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) && !(has_gate_up && has_down))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
+    if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.gate_up.format and experts.down.format are 0 (NONE); operation MATMUL needs one of them");
+    if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE)) && layer->hidden_size == 0)
+        return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND and COMBINE");
+    layer->operations = operations;
+    layer->max_tokens = desc->max_tokens != 0 ? desc->max_tokens : 16;
+    if (layer->max_tokens > MOER_MAX_TOKENS) return moer_refuse(context, "max_tokens", desc->max_tokens, "1 to 1048576, or 0 for 16");
+    if (desc->dependent_launch < MOE_ROUTE_AUTO || desc->dependent_launch > MOE_ROUTE_OFF)
+        return moer_refuse(context, "dependent_launch", (unsigned long long)desc->dependent_launch, "AUTO (0), ON (1) or OFF (2)");
+    if (desc->fused_combine < MOE_ROUTE_AUTO || desc->fused_combine > MOE_ROUTE_OFF)
+        return moer_refuse(context, "fused_combine", (unsigned long long)desc->fused_combine, "AUTO (0), ON (1) or OFF (2)");
+    if (desc->dependent_launch == MOE_ROUTE_ON && context->device != MOE_ROUTE_DEVICE_CPU && context->target < 90)
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: dependent_launch is ON; sm_%u has none, allowed is AUTO or OFF", (unsigned)context->target);
+    if (desc->fused_combine == MOE_ROUTE_ON && layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: fused_combine is ON with max_tokens %u and top_k %u; allowed is max_tokens * top_k up to %u",
+                         (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
+    layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
+    layer->fused_combine = desc->fused_combine != MOE_ROUTE_OFF;
+    return MOE_ROUTE_OK;
+}
+
+/* ---- the variants ---- */
+
+/* Adds NAME=VALUE to a list of constants; a list that grew too long stays marked by its first character. */
+static void moer_define(char *defines, const char *name, unsigned long value) {
+    if (defines[0] == '!') return;
+    if (!moer_append(defines, sizeof ((moer_variant *)0)->defines, defines[0] != 0 ? " %s=%lu" : "%s=%lu", name, value)) defines[0] = '!';
+}
+
+static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_family *family, const char *defines, const moer_variant **variant) {
+    uint32_t i;
+    moe_route_status status = moer_variant_get(layer->context, family, defines, variant);
+    if (status != MOE_ROUTE_OK) return status;
+    for (i = 0; i < layer->num_variants; i++)
+        if (layer->variants[i] == *variant) return MOE_ROUTE_OK;
+    layer->variants[layer->num_variants++] = *variant;
+    return MOE_ROUTE_OK;
+}
+
+static void moer_define_router(char *defines, const moer_router *router) {
+    moer_define(defines, "E", router->num_experts);
+    moer_define(defines, "K", router->top_k);
+    moer_define(defines, "LOGITS", router->logits_dtype);
+    moer_define(defines, "SCORE", router->score);
+    moer_define(defines, "BIAS", router->selection_bias != 0);
+    moer_define(defines, "WEIGHT", router->weight);
+    moer_define(defines, "RENORMALIZE", router->renormalize);
+}
+
+static void moer_define_local(char *defines, const moer_router *router) {
+    moer_define(defines, "FIRST_EXPERT", router->first_expert);
+    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
+}
+
+/* route.cu; `maps` is 1 for what the layer needs, 2 for all outputs. */
+static moe_route_status moer_layer_need_route(moe_route_layer *layer, int select, int maps, const moer_variant **variant) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "SELECT", (unsigned long)select);
+    if (select) {
+        moer_define_router(defines, &layer->router);
+    } else {
+        moer_define(defines, "E", layer->router.num_experts);
+        moer_define(defines, "K", layer->router.top_k);
+    }
+    moer_define(defines, "MAPS", (unsigned long)maps);
+    moer_define_local(defines, &layer->router);
+    moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
+    return moer_layer_need(layer, &moer_family_route, defines, variant);
+}
+
+static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define_router(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
+}
+
+static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define_local(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+}
+
+/* Largest power of two up to 16 that divides both. */
+static unsigned moer_alignment(unsigned long long a, unsigned long long b) {
+    unsigned alignment = 16;
+    while (a % alignment != 0 || b % alignment != 0) alignment /= 2;
+    return alignment;
+}
+
+static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
+    return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
+}
+
+/* Whether tile.h multiplies on tensor cores. */
+static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (layer->dtype == MOE_ROUTE_F32) return 0;
+    return moer_is_quantized(matrix->format) || (layer->dtype == MOE_ROUTE_F16 && matrix->format == MOE_ROUTE_FORMAT_F16) ||
+           (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
+}
+
+/* Steps of K in tile.h: four lanes with as many inputs as 16 bytes of weights hold, or a fourth of a group. */
+static uint32_t moer_tile_steps(const moer_matrix *matrix) {
+    uint32_t lane_values = 128u / moer_format_bits(matrix->format);
+    if (matrix->group_size != 0 && matrix->group_size / 4 < lane_values) lane_values = matrix->group_size / 4;
+    return (matrix->inner + 4 * lane_values - 1) / (4 * lane_values);
+}
+
+static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
+    const uint32_t steps = moer_tile_steps(matrix);
+    return steps < 8 ? steps : 8;
+}
+
+static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
+    moer_define(defines, "FORMAT", matrix->format);
+    moer_define(defines, "X", layer->dtype);
+    moer_define(defines, "ROWS", matrix->rows);
+    moer_define(defines, "INNER", matrix->inner);
+    moer_define(defines, "GROUP", matrix->group_size);
+    moer_define(defines, "SCALES", moer_is_quantized(matrix->format) ? matrix->scales_dtype : MOE_ROUTE_F16);
+    moer_define(defines, "BIAS", matrix->bias_dtype);
+    moer_define(defines, "WEIGHT_ALIGN", moer_alignment((unsigned long long)matrix->inner * moer_format_bits(matrix->format) / 8, matrix->data));
+    moer_define(defines, "X_ALIGN", moer_row_alignment(matrix->inner, layer->dtype));
+    moer_define(defines, "K", layer->router.top_k);
+}
+
+typedef struct moer_matmul_kind {
+    int gated, x_index, out_by_pair;
+    moe_route_dtype out;
+    uint32_t warps;
+} moer_matmul_kind;
+
+/* matmul.cu for small and, where the layer can meet them, large batches. */
+static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    moe_route_status status = MOE_ROUTE_OK;
+    int i;
+    for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
+        char defines[sizeof ((moer_variant *)0)->defines] = "";
+        moer_define_tile(defines, layer, matrix);
+        moer_define(defines, "GATED", (unsigned long)kind->gated);
+        moer_define(defines, "INTERLEAVED", kind->gated && layer->interleaved);
+        moer_define(defines, "OUT", kind->out);
+        moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
+        moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
+        moer_define(defines, "WARPS", kind->warps);
+        moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
+        status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
+    }
+    return status;
+}
+
+static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define_tile(defines, layer, &layer->down);
+    moer_define(defines, "K_SPLIT", layer->down_parts);
+    moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
+    return moer_layer_need(layer, &moer_family_down, defines, &layer->down_fused);
+}
+
+/* Columns that a thread of combine.cu takes: 16 bytes of output at most. */
+static uint32_t moer_combine_vector(const moe_route_layer *layer) {
+    uint32_t vector = layer->dtype == MOE_ROUTE_F32 ? 4 : 8;
+    while (layer->hidden_size % vector != 0) vector /= 2;
+    return vector;
+}
+
+static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, const moer_variant **variant) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "HIDDEN", layer->hidden_size);
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define(defines, "ROWS_DTYPE", rows_dtype);
+    moer_define(defines, "OUT", layer->dtype);
+    moer_define(defines, "VECTOR", moer_combine_vector(layer));
+    return moer_layer_need(layer, &moer_family_combine, defines, variant);
+}
+
+/* Bytes that a thread of expand.cu copies. */
+static uint32_t moer_expand_unit(const moe_route_layer *layer) {
+    const uint32_t alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    return alignment == 16 ? 16 : alignment >= 4 ? 4 : 2;
+}
+
+static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
+    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define(defines, "UNIT", moer_expand_unit(layer));
+    return moer_layer_need(layer, &moer_family_expand, defines, &layer->expand);
+}
+
+static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    moer_matmul_kind kind;
+    moe_route_status status;
+    memset(&kind, 0, sizeof kind);
+    kind.gated = 1;
+    kind.out = layer->dtype;
+    kind.warps = moer_layer_matmul_warps(&layer->gate_up);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_gated);
+    if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
+    kind.gated = 0;
+    kind.x_index = 2;
+    kind.out = MOE_ROUTE_F32;
+    kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, layer->down_rows);
+    if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, &layer->combine_rows);
+    return status;
+}
+
+static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_variant *variants[2]) {
+    moer_matmul_kind kind;
+    if (matrix->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    memset(&kind, 0, sizeof kind);
+    kind.x_index = 1;
+    kind.out_by_pair = 1;
+    kind.out = layer->dtype;
+    kind.warps = moer_layer_matmul_warps(matrix);
+    return moer_layer_need_matmul(layer, matrix, &kind, 1, variants);
+}
+
+static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
+    const uint32_t operations = layer->operations;
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    moe_route_status status = MOE_ROUTE_OK;
+    if (operations & MOE_ROUTE_OPERATION_LAYER) status = moer_layer_need_route(layer, 1, 1, &layer->route_layer);
+    if (status == MOE_ROUTE_OK && (operations & (MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_MATMUL))) status = moer_layer_need_route(layer, 0, 1, &layer->route_given);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_ROUTE)) status = moer_layer_need_route(layer, 1, 2, &layer->route_all);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MAPS)) status = moer_layer_need_route(layer, 0, 2, &layer->maps_all);
+    if (status == MOE_ROUTE_OK && ((operations & MOE_ROUTE_OPERATION_ROUTE) || (large && (operations & MOE_ROUTE_OPERATION_LAYER)))) status = moer_layer_need_topk(layer);
+    if (status == MOE_ROUTE_OK && large && (operations & ~(uint32_t)(MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE))) status = moer_layer_need_maps(layer);
+    if (status == MOE_ROUTE_OK && runs) status = moer_layer_need_experts(layer);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MATMUL)) {
+        status = moer_layer_need_plain_matmul(layer, &layer->gate_up, layer->matmul[MOE_ROUTE_MATRIX_GATE_UP]);
+        if (status == MOE_ROUTE_OK) status = moer_layer_need_plain_matmul(layer, &layer->down, layer->matmul[MOE_ROUTE_MATRIX_DOWN]);
+    }
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_EXPAND)) status = moer_layer_need_expand(layer);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, &layer->combine);
+    return status;
+}
+
+/* ---- workspace ---- */
+
+static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k;
+    return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
+}
+
+static uint32_t moer_maps_blocks(uint32_t num_pairs) {
+    const uint32_t blocks = (num_pairs + 511) / 512;
+    return blocks < 1024 ? blocks : 1024;
+}
+
+/* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
+static int moer_workspace_take(moer_workspace *workspace, size_t count, size_t size, size_t *at) {
+    size_t bytes;
+    *at = workspace->size;
+    return moer_size_mul(count, size, &bytes) && moer_size_add(bytes, 255, &bytes) && moer_size_add(workspace->size, bytes / 256 * 256, &workspace->size);
+}
+
+static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tokens, moer_workspace *w) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, num_local = layer->router.num_local_experts;
+    const uint32_t distinct = moer_layer_max_distinct(layer, num_tokens);
+    const int cpu = layer->context->device == MOE_ROUTE_DEVICE_CPU, small = num_pairs <= MOER_SMALL_PAIRS;
+    const int runs = (layer->operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    size_t columns;
+    int fits = 1;
+    memset(w, 0, sizeof *w);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->ids);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->weights);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->row_to_pair);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->pair_to_row);
+    fits &= moer_workspace_take(w, num_pairs, 4, &w->row_to_expert);
+    fits &= moer_workspace_take(w, distinct, 4, &w->distinct_experts);
+    fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
+    fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
+    if (cpu || !small) {
+        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
+        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->aligned_offsets);
+        fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
+    }
+    if (runs) {
+        fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
+        if (cpu || !small || !layer->fused_combine)
+            fits &= moer_size_mul(num_pairs, layer->hidden_size, &columns) && moer_workspace_take(w, columns, 4, &w->partial);
+    }
+    if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
+    return fits;
+}
+
+/* ---- creating and destroying ---- */
+
+static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    moer_workspace workspace;
+    uint32_t pairs;
+    moe_route_status status = moer_layer_check_router(layer, desc);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);
+    if (status != MOE_ROUTE_OK) return status;
+    if (!moer_workspace_lay_out(layer, layer->max_tokens, &workspace))
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)layer->max_tokens);
+
+    /* Few sizes rather than the exact one: layers for 1 to 16 tokens then share their variants more often. */
+    pairs = layer->max_tokens * layer->router.top_k;
+    layer->max_pairs_small = 32;
+    while (layer->max_pairs_small < pairs && layer->max_pairs_small < MOER_SMALL_PAIRS) layer->max_pairs_small *= 2;
+    if (layer->down.format != MOE_ROUTE_FORMAT_NONE) {
+        /* Enough parts that a block has work for its warps at one token; each at least four steps long, which a warp loads
+           together; and the partial sums of all pairs fit into shared memory. */
+        layer->down_parts = 4;
+        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 4 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
+    }
+    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_need_all(layer);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
+    moe_route_layer *layer;
+    moe_route_status status;
+    if (out != NULL) *out = NULL;
+    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: %s is NULL", desc == NULL ? "desc" : "layer");
+    if (!context->usable) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: the context's creation failed");
+    layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
+    if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    layer->context = context;
+    status = moer_layer_fill(layer, desc);
+    if (status != MOE_ROUTE_OK) {
+        moer_free(context, layer);
+        return status;
+    }
+    *out = layer;
+    return MOE_ROUTE_OK;
+}
+
+MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer) {
+    if (layer != NULL) moer_free(layer->context, layer);
+}

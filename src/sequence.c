@@ -1,0 +1,240 @@
+/*
+  sequence.c: the launches of each operation, in order, with grids and arguments; and launching them. Running and
+  explaining a layer both start from these lists, so an explanation can't differ from what is done. Checking arguments
+  belongs to operations.c.
+*/
+#include "internal.h"
+
+static moer_launch *moer_sequence_add(moer_sequence *sequence, const moer_variant *variant, uint32_t entry, uint32_t grid_x, uint32_t grid_y, uint32_t block) {
+    moer_launch *launch = &sequence->launches[sequence->num_launches++];
+    memset(launch, 0, sizeof *launch);
+    launch->variant = variant;
+    launch->entry = entry;
+    launch->grid[0] = grid_x;
+    launch->grid[1] = grid_y;
+    launch->grid[2] = 1;
+    launch->block = block;
+    return launch;
+}
+
+static uint32_t moer_divide_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+/* ---- router and maps ---- */
+
+typedef struct moer_routing { /* addresses of one routing */
+    moe_route_address logits; /* 0: the ids are given */
+    moe_route_address ids, weights, num_valid_tokens;
+    moer_maps_out maps;
+    int any_map;
+} moer_routing;
+
+static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
+    moer_route_args *args = &moer_sequence_add(sequence, layer->topk, 0, moer_divide_up(num_tokens, 8), 1, 256)->args.route;
+    args->logits = routing->logits;
+    args->selection_bias = layer->router.selection_bias;
+    args->ids = routing->ids;
+    args->weights = routing->weights;
+    args->num_valid_tokens = routing->num_valid_tokens;
+    args->num_tokens = num_tokens;
+    args->renormalize_epsilon = layer->router.renormalize_epsilon;
+    args->scale = layer->router.scale;
+}
+
+static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens, const moer_routing *routing) {
+    const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
+    uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
+    moer_route_args *args;
+    if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
+    if (threads < 32) threads = 32;
+    if (threads > max_threads) threads = max_threads;
+    args = &moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route;
+    args->logits = routing->logits;
+    args->selection_bias = layer->router.selection_bias;
+    args->ids = routing->ids;
+    args->weights = routing->weights;
+    args->num_valid_tokens = routing->num_valid_tokens;
+    args->maps = routing->maps;
+    args->num_tokens = num_tokens;
+    args->renormalize_epsilon = layer->router.renormalize_epsilon;
+    args->scale = layer->router.scale;
+}
+
+static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
+                                     const moer_workspace *w, moe_route_address workspace) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
+    static const uint32_t threads[3] = {32, 1024, 32};
+    uint32_t i;
+    for (i = 0; i < 3; i++) {
+        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
+        args->ids = routing->ids;
+        args->num_valid_tokens = routing->num_valid_tokens;
+        args->block_counts = workspace + w->block_counts;
+        args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
+        args->aligned_offsets = workspace + w->aligned_offsets;
+        args->maps = routing->maps;
+        args->num_pairs = num_pairs;
+        args->num_blocks = blocks;
+    }
+}
+
+/* Router (unless ids are given) and maps (where any is wanted). `small` is the variant for up to MOER_SMALL_PAIRS pairs. */
+static void moer_sequence_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *small, uint32_t num_tokens,
+                                const moer_routing *routing, const moer_workspace *w, moe_route_address workspace) {
+    if (!routing->any_map) {
+        moer_sequence_topk(sequence, layer, num_tokens, routing);
+    } else if (num_tokens * layer->router.top_k <= MOER_SMALL_PAIRS) {
+        moer_sequence_small_route(sequence, layer, small, num_tokens, routing);
+    } else {
+        if (routing->logits != 0) moer_sequence_topk(sequence, layer, num_tokens, routing);
+        moer_sequence_large_maps(sequence, layer, num_tokens, routing, w, workspace);
+    }
+}
+
+/* The maps that the expert kernels read, in the workspace. */
+static void moer_routing_layer_maps(moer_routing *routing, const moer_workspace *w, moe_route_address workspace) {
+    routing->any_map = 1;
+    routing->maps.row_to_pair = workspace + w->row_to_pair;
+    routing->maps.pair_to_row = workspace + w->pair_to_row;
+    routing->maps.row_to_expert = workspace + w->row_to_expert;
+    routing->maps.distinct_experts = workspace + w->distinct_experts;
+    routing->maps.distinct_offsets = workspace + w->distinct_offsets;
+    routing->maps.distinct_count = workspace + w->distinct_count;
+}
+
+/* ---- experts ---- */
+
+static uint64_t moer_matrix_bytes(const moer_matrix *matrix) { /* of one expert, scales included */
+    const uint64_t elements = (uint64_t)matrix->rows * matrix->inner;
+    const uint64_t scales = matrix->group_size != 0 || moer_is_quantized(matrix->format) ? (uint64_t)matrix->rows * matrix->num_groups * moer_dtype_size(matrix->scales_dtype) : 0;
+    return elements * moer_format_bits(matrix->format) / 8 + scales;
+}
+
+static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *matrix, const moer_maps_out *maps) {
+    args->weights = matrix->data;
+    args->scales = matrix->scales;
+    args->bias = matrix->bias;
+    args->distinct_experts = maps->distinct_experts;
+    args->distinct_offsets = maps->distinct_offsets;
+    args->distinct_count = maps->distinct_count;
+    args->row_to_pair = maps->row_to_pair;
+}
+
+static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing, moe_route_address x,
+                                  moe_route_address y, const moer_workspace *w, moe_route_address workspace) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
+    const int large = num_pairs > MOER_SMALL_PAIRS;
+    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_gated[large], 0, moer_divide_up(layer->intermediate_size, 8), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
+    moer_matmul_args *gate_up = &launch->args.matmul, *down;
+    moer_combine_args *combine;
+    uint32_t warps;
+    moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
+    gate_up->x = x;
+    gate_up->out = workspace + w->h;
+    gate_up->num_pairs = num_pairs;
+    launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;
+
+    if (layer->fused_combine && !large) {
+        moer_down_args *args;
+        warps = distinct * layer->down_parts;
+        warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
+        launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
+        launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
+        args = &launch->args.down;
+        args->weights = layer->down.data;
+        args->scales = layer->down.scales;
+        args->bias = layer->down.bias;
+        args->h = workspace + w->h;
+        args->router_weights = routing->weights;
+        args->y = y;
+        args->distinct_experts = routing->maps.distinct_experts;
+        args->distinct_offsets = routing->maps.distinct_offsets;
+        args->distinct_count = routing->maps.distinct_count;
+        args->pair_to_row = routing->maps.pair_to_row;
+        args->row_to_expert = routing->maps.row_to_expert;
+        args->num_tokens = num_tokens;
+        return;
+    }
+    launch = moer_sequence_add(sequence, layer->down_rows[large], 0, moer_divide_up(layer->hidden_size, 16), distinct, layer->down_parts * 32);
+    launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
+    down = &launch->args.matmul;
+    moer_matmul_args_matrix(down, &layer->down, &routing->maps);
+    down->x = workspace + w->h;
+    down->out = workspace + w->partial;
+    down->num_pairs = num_pairs;
+    combine = &moer_sequence_add(sequence, layer->combine_rows, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), num_tokens < 65535 ? num_tokens : 65535, 128)->args.combine;
+    combine->rows = workspace + w->partial;
+    combine->pair_to_row = routing->maps.pair_to_row;
+    combine->router_weights = routing->weights;
+    combine->y = y;
+    combine->num_tokens = num_tokens;
+}
+
+static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
+    const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
+    /* One more row of blocks: it clears the pairs that no local expert serves. */
+    moer_launch *launch = moer_sequence_add(sequence, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], 0, moer_divide_up(matrix->rows, 16), distinct + 1,
+                                            moer_layer_matmul_warps(matrix) * 32);
+    moer_matmul_args *args = &launch->args.matmul;
+    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    moer_matmul_args_matrix(args, matrix, &routing->maps);
+    args->pair_to_row = routing->maps.pair_to_row;
+    args->x = from->x;
+    args->out = from->out;
+    args->num_pairs = num_pairs;
+    args->x_per_pair = from->x_per_pair != 0;
+}
+
+static void moer_sequence_expand(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_expand_args *from) {
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k;
+    const uint32_t units = (uint32_t)(layer->hidden_size * moer_dtype_size(layer->dtype)) / moer_expand_unit(layer);
+    moer_expand_args *args = &moer_sequence_add(sequence, layer->expand, 0, moer_divide_up(units, 128), num_pairs < 65535 ? num_pairs : 65535, 128)->args.expand;
+    args->x = from->x;
+    args->row_to_pair = from->row_to_pair;
+    args->rows = from->rows;
+    args->num_pairs = num_pairs;
+}
+
+static void moer_sequence_combine(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_combine_args *from) {
+    moer_combine_args *args = &moer_sequence_add(sequence, layer->combine, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128),
+                                                 from->num_tokens < 65535 ? from->num_tokens : 65535, 128)->args.combine;
+    args->rows = from->rows;
+    args->pair_to_row = from->pair_to_row;
+    args->router_weights = from->weights;
+    args->y = from->y;
+    args->num_tokens = from->num_tokens;
+}
+
+/* ---- launching ---- */
+
+static moe_route_status moer_sequence_launch(const moe_route_layer *layer, moer_sequence *sequence, moe_route_stream stream) {
+    moe_route_context *context = layer->context;
+    moer_cu_result result = 0;
+    uint32_t i;
+    int pushed;
+    moe_route_status status = moer_context_enter(context, &pushed);
+    if (status != MOE_ROUTE_OK) return status;
+    for (i = 0; i < sequence->num_launches && result == 0; i++) {
+        moer_launch *launch = &sequence->launches[i];
+        moer_cu_launch_attribute attribute;
+        moer_cu_launch_config config;
+        void *parameters[1];
+        memset(&config, 0, sizeof config);
+        memcpy(config.grid, launch->grid, sizeof config.grid);
+        config.block[0] = launch->block;
+        config.block[1] = config.block[2] = 1;
+        config.stream = stream;
+        if (layer->dependent) {
+            memset(&attribute, 0, sizeof attribute);
+            attribute.id = MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute.value.programmatic_stream_serialization = 1;
+            config.attributes = &attribute;
+            config.num_attributes = 1;
+        }
+        parameters[0] = &launch->args;
+        result = context->driver.cuLaunchKernelEx(&config, launch->variant->functions[launch->entry], parameters, NULL);
+        if (result != 0) status = moer_driver_fail(context, launch->variant->family->entries[launch->entry], result);
+    }
+    moer_context_leave(context, pushed);
+    return status;
+}

@@ -1,0 +1,170 @@
+/*
+  variant.c: kernel families, and the table of variants that a context has loaded: each one compiled or read once, however
+  many layers and threads ask for it. How cubins are compiled and kept on disk belongs to nvrtc.c and cache.c; which
+  variants a layer needs, to layer.c.
+*/
+#include "internal.h"
+
+static const moer_family moer_family_route = {"route", "route.cu", {"moe_route_route", NULL, NULL}};
+static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk", NULL, NULL}};
+static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scan", "moe_route_maps_scatter"}};
+static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
+static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
+static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
+static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
+
+/* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
+static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
+    const moer_driver *driver = &context->driver;
+    moer_cu_result result;
+    int i;
+    *call = "cuLibraryLoadData";
+    result = driver->cuLibraryLoadData(&variant->library, code->data, NULL, NULL, 0, NULL, NULL, 0);
+    if (result != 0) {
+        variant->library = NULL;
+        return result;
+    }
+    for (i = 0; i < MOER_MAX_ENTRIES && variant->family->entries[i] != NULL && result == 0; i++) {
+        moer_cu_kernel kernel = NULL;
+        *call = "cuLibraryGetKernel";
+        result = driver->cuLibraryGetKernel(&kernel, variant->library, variant->family->entries[i]);
+        if (result != 0) break;
+        *call = "cuKernelGetFunction";
+        result = driver->cuKernelGetFunction(&variant->functions[i], kernel);
+        if (result != 0) break;
+        if (driver->cuFuncLoad != NULL) { /* now, not lazily at a first launch that may be captured */
+            *call = "cuFuncLoad";
+            result = driver->cuFuncLoad(variant->functions[i]);
+            if (result != 0) break;
+        }
+        *call = "cuFuncGetAttribute";
+        result = driver->cuFuncGetAttribute(&variant->static_shared_bytes[i], MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, variant->functions[i]);
+    }
+    if (result != 0) {
+        driver->cuLibraryUnload(variant->library);
+        variant->library = NULL;
+    }
+    return result;
+}
+
+/* Loading is forbidden to a thread while it captures a stream, and to all while one captures globally: relaxed for a
+   moment, it is allowed, and harmless since nothing here touches the captured stream. */
+static moe_route_status moer_variant_load(moe_route_context *context, moer_variant *variant, const moer_bytes *code, moer_cu_result *result,
+                                          const char **call) {
+    int pushed, mode = MOER_CU_STREAM_CAPTURE_MODE_RELAXED;
+    moe_route_status status = moer_context_enter(context, &pushed);
+    if (status != MOE_ROUTE_OK) return status;
+    context->driver.cuThreadExchangeStreamCaptureMode(&mode);
+    *result = moer_variant_load_current(context, variant, code, call);
+    context->driver.cuThreadExchangeStreamCaptureMode(&mode);
+    moer_context_leave(context, pushed);
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant) {
+    const double start = moer_milliseconds();
+    moer_key key;
+    moer_bytes code;
+    moer_cu_result result = 0;
+    const char *call = "";
+    moe_route_status status;
+    if (!moer_key_make(&key, variant->family->name, variant->defines, context->target))
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
+
+    moer_cache_load(context, &key, &code);
+    if (code.data != NULL && context->device == MOE_ROUTE_DEVICE_GPU) {
+        status = moer_variant_load(context, variant, &code, &result, &call);
+        if (status != MOE_ROUTE_OK || result != 0) {
+            if (status == MOE_ROUTE_OK) {
+                moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the cached code (%s: error %d); compiling it again", variant->family->name, call, result);
+                moer_cache_remove(context, &key, &code);
+            }
+            moer_free(context, code.data);
+            code.data = NULL;
+            if (status != MOE_ROUTE_OK) return status;
+        }
+    }
+    variant->origin = MOE_ROUTE_ORIGIN_CACHE;
+    if (code.data == NULL) {
+        variant->origin = MOE_ROUTE_ORIGIN_COMPILED;
+        status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
+        if (status != MOE_ROUTE_OK) return status;
+        if (context->device == MOE_ROUTE_DEVICE_GPU) {
+            status = moer_variant_load(context, variant, &code, &result, &call);
+            if (status == MOE_ROUTE_OK && result != 0) status = moer_driver_fail(context, call, result);
+            if (status != MOE_ROUTE_OK) {
+                moer_free(context, code.data);
+                return status;
+            }
+        }
+        moer_cache_store(context, &key, &code);
+    }
+    variant->cubin_size = code.size;
+    moer_free(context, code.data);
+    variant->milliseconds = moer_milliseconds() - start;
+    moer_log(context, MOE_ROUTE_LOG_INFO, "variant %s %s for sm_%u: %s in %.1f ms", variant->family->name, variant->defines, (unsigned)context->target,
+             variant->origin == MOE_ROUTE_ORIGIN_CACHE ? "read from the cache" : "compiled", variant->milliseconds);
+    return MOE_ROUTE_OK;
+}
+
+/* Takes a failed variant, which nobody waits for any more, out of the table. The mutex is held. */
+static void moer_variant_forget(moe_route_context *context, moer_variant *variant) {
+    moer_variant **link = &context->variants;
+    while (*link != variant) link = &(*link)->next;
+    *link = variant->next;
+    moer_free(context, variant);
+}
+
+/* The variant, loaded: from the table, else the cache, else compiled. A thread that asks for one which another thread is
+   making waits for it; different variants are made side by side. */
+static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, const moer_variant **found) {
+    moer_variant *variant;
+    moe_route_status status = MOE_ROUTE_OK;
+    *found = NULL;
+    moer_mutex_lock(&context->mutex);
+    for (variant = context->variants; variant != NULL; variant = variant->next)
+        if (variant->state >= 0 && variant->family == family && strcmp(variant->defines, defines) == 0) break;
+    if (variant != NULL) {
+        variant->users++;
+        while (variant->state == 0) moer_condition_wait(&context->variant_ready, &context->mutex);
+        status = variant->status;
+        variant->users--;
+        if (variant->state < 0 && variant->users == 0) moer_variant_forget(context, variant);
+        else if (variant->state > 0) *found = variant;
+        moer_mutex_unlock(&context->mutex);
+        return status;
+    }
+    variant = (moer_variant *)moer_alloc(context, sizeof *variant);
+    if (variant == NULL || !moer_append(variant->defines, sizeof variant->defines, "%s", defines)) {
+        moer_free(context, variant);
+        moer_mutex_unlock(&context->mutex);
+        if (variant != NULL) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
+        return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
+    }
+    variant->family = family;
+    variant->users = 1;
+    variant->next = context->variants;
+    context->variants = variant;
+    moer_mutex_unlock(&context->mutex);
+
+    status = moer_variant_make(context, variant);
+
+    moer_mutex_lock(&context->mutex);
+    variant->status = status;
+    variant->state = status == MOE_ROUTE_OK ? 1 : -1;
+    variant->users--;
+    if (status == MOE_ROUTE_OK) *found = variant;
+    else if (variant->users == 0) moer_variant_forget(context, variant);
+    moer_condition_broadcast(&context->variant_ready);
+    moer_mutex_unlock(&context->mutex);
+    return status;
+}
+
+static void moer_variants_destroy(moe_route_context *context) {
+    while (context->variants != NULL) {
+        moer_variant *variant = context->variants;
+        context->variants = variant->next;
+        if (variant->library != NULL) context->driver.cuLibraryUnload(variant->library); /* may fail when the driver is already gone */
+        moer_free(context, variant);
+    }
+}

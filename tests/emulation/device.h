@@ -1,0 +1,204 @@
+/*
+  device.h: the emulated counterpart of kernels_src/device.h: the same names and meanings, in plain C++ over the machine
+  of machine.c. The emulated NVRTC puts it in that file's place. Whatever is added there is added here too.
+
+  Calls that the machine has to report about take the place they are called from by default arguments.
+*/
+#include "machine.h"
+#include "numbers.h"
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+static emulation_machine *emulation;
+
+extern "C" {
+void emulation_attach(emulation_machine *machine);
+void emulation_attach(emulation_machine *machine) { emulation = machine; }
+extern const emulation_target_info emulation_target;
+const emulation_target_info emulation_target = {EMULATION_TARGET, EMULATION_IS_PTX};
+}
+
+#define EMULATION_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define EMULATION_INLINE static inline __attribute__((always_inline))
+
+#define DEVICE static inline
+#define KERNEL(name, max_threads, type)                                \
+    extern "C" {                                                       \
+    void name(const type &a);                                          \
+    extern const emulation_kernel name##_kernel;                       \
+    const emulation_kernel name##_kernel = {sizeof(type), max_threads}; \
+    }                                                                  \
+    void name(const type &a)
+
+struct alignas(16) u32x4 { u32 v[4]; };
+struct alignas(8) u32x2 { u32 v[2]; };
+
+/* ---- where am I ---- */
+EMULATION_INLINE u32 thread_index() { return emulation->thread_index; }
+EMULATION_INLINE u32 block_threads() { return emulation->block_threads; }
+EMULATION_INLINE u32 block_index_x() { return emulation->block_index_x; }
+EMULATION_INLINE u32 block_index_y() { return emulation->block_index_y; }
+EMULATION_INLINE u32 grid_blocks_x() { return emulation->grid_blocks_x; }
+EMULATION_INLINE u32 grid_blocks_y() { return emulation->grid_blocks_y; }
+EMULATION_INLINE u32 lane_index() { return emulation->thread_index & 31u; }
+EMULATION_INLINE u32 warp_index() { return emulation->thread_index >> 5; }
+
+/* ---- barriers, and the order between kernels ---- */
+EMULATION_INLINE void block_barrier(EMULATION_PLACE) { emulation->block_barrier(file, line); }
+EMULATION_INLINE void warp_barrier(EMULATION_PLACE) { emulation->collective(EMULATION_WARP_BARRIER, 0, 0, file, line); }
+EMULATION_INLINE void wait_for_previous_kernels(EMULATION_PLACE) { emulation->wait_for_previous_kernels(file, line); }
+EMULATION_INLINE void let_next_kernel_start() { emulation->let_next_kernel_start(); }
+
+/* ---- warp collectives ---- */
+EMULATION_INLINE u32 warp_max(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MAX, v, 0, file, line); }
+EMULATION_INLINE u32 warp_min(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MIN, v, 0, file, line); }
+EMULATION_INLINE u32 warp_ballot(bool p, EMULATION_PLACE) { return emulation->collective(EMULATION_BALLOT, p, 0, file, line); }
+EMULATION_INLINE u32 warp_match(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MATCH, v, 0, file, line); }
+EMULATION_INLINE u32 warp_shuffle(u32 v, u32 lane, EMULATION_PLACE) {
+    return emulation->collective(EMULATION_SHUFFLE, v, lane, file, line);
+}
+EMULATION_INLINE u32 warp_shuffle_xor(u32 v, u32 mask, EMULATION_PLACE) {
+    return emulation->collective(EMULATION_SHUFFLE_XOR, v, mask, file, line);
+}
+EMULATION_INLINE u32 warp_shuffle_up(u32 v, u32 delta, EMULATION_PLACE) {
+    return emulation->collective(EMULATION_SHUFFLE_UP, v, delta, file, line);
+}
+
+/* ---- bits ---- */
+EMULATION_INLINE u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
+EMULATION_INLINE u32 f32_bits(float f) { return emulation_bits(f); }
+EMULATION_INLINE float f32_from_bits(u32 u) { return emulation_float(u); }
+DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) {
+    const u64 bytes = (u64)b << 32 | a;
+    u32 result = 0;
+    for (u32 i = 0; i < 4; i++) result |= (u32)(bytes >> (selector >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+    return result;
+}
+
+/* ---- exact single operations ---- */
+EMULATION_INLINE float f32_add(float a, float b) { return a + b; }
+EMULATION_INLINE float f32_mul(float a, float b) { return a * b; }
+EMULATION_INLINE float f32_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+EMULATION_INLINE float f32_div(float a, float b) { return a / b; }
+
+/* ---- 16-bit floats ---- */
+DEVICE float f16_to_f32(u16 h) { return emulation_f16_to_f32(h); }
+DEVICE u16 f32_to_f16(float f) { return emulation_f32_to_f16(f); }
+DEVICE float bf16_to_f32(u16 h) { return emulation_bf16_to_f32(h); }
+DEVICE u16 f32_to_bf16(float f) { return emulation_f32_to_bf16(f); }
+DEVICE u32 f32_to_half2(float lo, float hi) { return emulation_pack(emulation_f32_to_f16(lo), emulation_f32_to_f16(hi)); }
+DEVICE u32 f32_to_bf162(float lo, float hi) { return emulation_pack(emulation_f32_to_bf16(lo), emulation_f32_to_bf16(hi)); }
+DEVICE u32 half2_sub(u32 a, u32 b) {
+    return emulation_pack(emulation_f16_sub(emulation_low(a), emulation_low(b)),
+                          emulation_f16_sub(emulation_high(a), emulation_high(b)));
+}
+DEVICE u32 half2_fma(u32 a, u32 b, u32 c) {
+    return emulation_pack(emulation_f16_fma(emulation_low(a), emulation_low(b), emulation_low(c)),
+                          emulation_f16_fma(emulation_high(a), emulation_high(b), emulation_high(c)));
+}
+DEVICE u32 bf162_fma(u32 a, u32 b, u32 c) {
+    return emulation_pack(emulation_bf16_fma(emulation_low(a), emulation_low(b), emulation_low(c)),
+                          emulation_bf16_fma(emulation_high(a), emulation_high(b), emulation_high(c)));
+}
+
+/* ---- matrix fragments ---- */
+EMULATION_INLINE void matrix_multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, EMULATION_PLACE) {
+    const emulation_matrix matrix = {c, a, {b0, b1}};
+    emulation->matrix_multiply(EMULATION_MATRIX_F16, &matrix, file, line);
+}
+EMULATION_INLINE void matrix_multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, EMULATION_PLACE) {
+    const emulation_matrix matrix = {c, a, {b0, b1}};
+    emulation->matrix_multiply(EMULATION_MATRIX_BF16, &matrix, file, line);
+}
+
+/* ---- global memory ---- */
+template <class T>
+EMULATION_INLINE T emulation_load(const void *p, const char *file, int line) {
+    emulation->global_access(p, sizeof(T), file, line);
+    return *(const T *)p;
+}
+EMULATION_INLINE u32x4 load_weights_16(const void *p, EMULATION_PLACE) { return emulation_load<u32x4>(p, file, line); }
+EMULATION_INLINE u32x2 load_weights_8(const void *p, EMULATION_PLACE) { return emulation_load<u32x2>(p, file, line); }
+EMULATION_INLINE u32 load_weights_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
+EMULATION_INLINE u32x4 load_16(const void *p, EMULATION_PLACE) { return emulation_load<u32x4>(p, file, line); }
+EMULATION_INLINE u32x2 load_8(const void *p, EMULATION_PLACE) { return emulation_load<u32x2>(p, file, line); }
+EMULATION_INLINE u32 load_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
+EMULATION_INLINE u16 load_2(const void *p, EMULATION_PLACE) { return emulation_load<u16>(p, file, line); }
+EMULATION_INLINE u8 load_1(const void *p, EMULATION_PLACE) { return emulation_load<u8>(p, file, line); }
+
+template <class T>
+EMULATION_INLINE void emulation_store(void *p, T value, const char *file, int line) {
+    emulation->global_access(p, sizeof(T), file, line);
+    *(T *)p = value;
+}
+EMULATION_INLINE void store_16(void *p, u32x4 value, EMULATION_PLACE) { emulation_store(p, value, file, line); }
+
+/* ---- shared memory ----
+   Blocks run one at a time, so an array is a static one. Indexing gives a stand-in for the element, which tells the machine
+   of each read and write. */
+#define EMULATION_MEMBER __attribute__((always_inline)) inline
+
+struct emulation_index { /* any integer, and the place where it is used as an index */
+    long long value;
+    const char *file;
+    int line;
+    template <class T>
+    EMULATION_MEMBER emulation_index(const T &index, EMULATION_PLACE) : value((long long)index), file(file), line(line) {}
+};
+
+template <class T>
+struct emulation_reference {
+    emulation_array *array;
+    T *data;
+    emulation_index index;
+
+    EMULATION_MEMBER operator T() const {
+        emulation->shared_access(array, index.value, EMULATION_READ, index.file, index.line);
+        return data[index.value];
+    }
+    EMULATION_MEMBER const emulation_reference &operator=(T value) const {
+        emulation->shared_access(array, index.value, EMULATION_WRITE, index.file, index.line);
+        data[index.value] = value;
+        return *this;
+    }
+    EMULATION_MEMBER const emulation_reference &operator=(const emulation_reference &other) const { return *this = (T)other; }
+    EMULATION_MEMBER const emulation_reference &operator+=(T value) const { return *this = (T)((T)*this + value); }
+    EMULATION_MEMBER const emulation_reference &operator-=(T value) const { return *this = (T)((T)*this - value); }
+    EMULATION_MEMBER const emulation_reference &operator*=(T value) const { return *this = (T)((T)*this * value); }
+    EMULATION_MEMBER const emulation_reference &operator|=(T value) const { return *this = (T)((T)*this | value); }
+    EMULATION_MEMBER const emulation_reference &operator&=(T value) const { return *this = (T)((T)*this & value); }
+    EMULATION_MEMBER const emulation_reference &operator^=(T value) const { return *this = (T)((T)*this ^ value); }
+    EMULATION_MEMBER void add_atomically(T value) const {
+        emulation->shared_access(array, index.value, EMULATION_ATOMIC, index.file, index.line);
+        data[index.value] = (T)(data[index.value] + value);
+    }
+};
+
+struct emulation_int4 { int x, y, z, w; };
+
+template <class T>
+struct emulation_shared {
+    emulation_array *array;
+    T *data;
+
+    EMULATION_MEMBER emulation_reference<T> operator[](emulation_index index) const { return {array, data, index}; }
+    EMULATION_MEMBER emulation_int4 four(emulation_index index) const {
+        static_assert(sizeof(T) == 4, "shared_load_4 is for elements of 4 bytes");
+        emulation_int4 result;
+        emulation->shared_load_4(array, index.value, index.file, index.line);
+        __builtin_memcpy(&result, data + index.value, sizeof result);
+        return result;
+    }
+};
+
+#define SHARED(type, name, count)                                                                                     \
+    static type name##_data[count];                                                                                   \
+    static emulation_element name##_elements[count];                                                                  \
+    static emulation_array name##_array = {#name, name##_elements, (u32)(sizeof name##_data / sizeof(type)), sizeof(type), 0}; \
+    const emulation_shared<type> name = {&name##_array, name##_data}
+
+#define shared_load_4(array, i) ((array).four(i))
+#define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))

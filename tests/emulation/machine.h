@@ -1,0 +1,76 @@
+/*
+  machine.h: what a compiled kernel and the machine that runs it know of each other. A kernel is a shared library that
+  calls the machine only through this table, so that the translation unit of a kernel needs no header of the system and
+  compiles fast. Valid C and C++.
+*/
+#ifndef EMULATION_MACHINE_H
+#define EMULATION_MACHINE_H
+
+/* Warp collectives. */
+enum {
+    EMULATION_MAX,
+    EMULATION_MIN,
+    EMULATION_BALLOT,
+    EMULATION_MATCH,
+    EMULATION_SHUFFLE,
+    EMULATION_SHUFFLE_XOR,
+    EMULATION_SHUFFLE_UP,
+    EMULATION_WARP_BARRIER,
+    EMULATION_MATRIX_F16,
+    EMULATION_MATRIX_BF16
+};
+
+/* Accesses to shared memory. */
+enum { EMULATION_READ, EMULATION_WRITE, EMULATION_ATOMIC };
+
+/* Accesses to one element by the threads that did so since the last barrier. 32 as lane or warp: more than one. */
+typedef struct emulation_access {
+    const char *file;
+    int line;
+    unsigned block_epoch; /* block barriers passed, over all blocks; 0: never */
+    unsigned warp_epoch;  /* warp barriers passed by the warp */
+    unsigned char warp, lane;
+} emulation_access;
+
+typedef struct emulation_element {
+    emulation_access write, atomic, read;
+} emulation_element;
+
+/* One SHARED array. */
+typedef struct emulation_array {
+    const char *name;
+    emulation_element *elements;
+    unsigned count, element_size;
+    unsigned block; /* the last block that touched it */
+} emulation_array;
+
+typedef struct emulation_matrix { /* a lane's part of a matrix multiplication */
+    float *c;
+    const unsigned *a;
+    unsigned b[2];
+} emulation_matrix;
+
+typedef struct emulation_machine {
+    unsigned thread_index, block_threads, block_index_x, block_index_y, grid_blocks_x, grid_blocks_y;
+    unsigned (*collective)(int operation, unsigned value, unsigned argument, const char *file, int line);
+    void (*matrix_multiply)(int operation, const emulation_matrix *matrix, const char *file, int line);
+    void (*block_barrier)(const char *file, int line);
+    void (*wait_for_previous_kernels)(const char *file, int line);
+    void (*let_next_kernel_start)(void);
+    void (*shared_access)(emulation_array *array, long long index, int access, const char *file, int line);
+    void (*shared_load_4)(emulation_array *array, long long index, const char *file, int line);
+    void (*global_access)(const void *address, unsigned size, const char *file, int line);
+} emulation_machine;
+
+/* Every kernel library exports `emulation_attach`, `emulation_target`, and for each kernel NAME the function NAME and
+   NAME_kernel. */
+typedef struct emulation_kernel {
+    unsigned argument_size, max_threads;
+} emulation_kernel;
+
+typedef struct emulation_target_info {
+    unsigned target; /* 90 for sm_90 */
+    unsigned is_ptx; /* 1: runs on that and everything newer */
+} emulation_target_info;
+
+#endif

@@ -1,0 +1,295 @@
+/*
+  model.h: a made-up MoE layer for tests: random weights in any format, on the host as they are stored and as the numbers
+  that they stand for, and on the device; and its output in f64. Include test.h, device.h and routing.h first.
+*/
+#ifndef TEST_MODEL_H
+#define TEST_MODEL_H
+
+typedef struct model_spec {
+    uint32_t num_experts, top_k, hidden_size, intermediate_size;
+    moe_route_dtype dtype;
+    moe_route_format format;
+    uint32_t group_size;
+    moe_route_dtype scales_dtype;
+    int interleaved;
+    moe_route_dtype bias_dtype; /* DEFAULT: no biases */
+    uint32_t first_expert, num_local; /* num_local 0: all */
+    uint32_t max_tokens, operations;
+    moe_route_switch dependent_launch, fused_combine;
+} model_spec;
+
+typedef struct model_matrix {
+    uint32_t rows, inner;
+    void *data, *scales, *bias; /* as stored; of the local experts */
+    size_t data_size, scales_size, bias_size;
+    float *values;              /* [E_local, rows, inner] */
+    float *bias_values;         /* [E_local, rows], or NULL */
+    device_buffer data_buffer, scales_buffer, bias_buffer;
+} model_matrix;
+
+typedef struct model {
+    model_spec spec;
+    uint32_t num_local;
+    model_matrix gate_up, down;
+    moe_route_layer *layer;
+} model;
+
+TEST_FUNCTION quantize_dtype model_storage(moe_route_dtype dtype) { return dtype == MOE_ROUTE_F32 ? QUANTIZE_F32 : dtype == MOE_ROUTE_F16 ? QUANTIZE_F16 : QUANTIZE_BF16; }
+TEST_FUNCTION size_t model_dtype_size(moe_route_dtype dtype) { return dtype == MOE_ROUTE_F32 ? 4 : 2; }
+
+TEST_FUNCTION void *model_alloc(size_t size) {
+    void *memory = calloc(1, size ? size : 1);
+    if (!memory) device_die("out of memory");
+    return memory;
+}
+
+/* The layer's description without addresses. The router is a renormalised softmax. */
+TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *desc) {
+    moe_route_weights *weights[2];
+    int i;
+    memset(desc, 0, sizeof *desc);
+    weights[0] = &desc->experts.gate_up;
+    weights[1] = &desc->experts.down;
+    desc->router.num_experts = spec->num_experts;
+    desc->router.top_k = spec->top_k;
+    desc->router.renormalize = MOE_ROUTE_RENORMALIZE_SUM;
+    desc->experts.hidden_size = spec->hidden_size;
+    desc->experts.intermediate_size = spec->intermediate_size;
+    desc->experts.dtype = spec->dtype;
+    desc->experts.gate_up_order = spec->interleaved ? MOE_ROUTE_GATE_UP_INTERLEAVED : MOE_ROUTE_GATE_UP_HALVES;
+    desc->experts.first_expert = spec->first_expert;
+    desc->experts.num_local_experts = spec->num_local;
+    desc->max_tokens = spec->max_tokens;
+    desc->operations = spec->operations;
+    desc->dependent_launch = spec->dependent_launch;
+    desc->fused_combine = spec->fused_combine;
+    for (i = 0; i < 2; i++) {
+        weights[i]->format = spec->format;
+        weights[i]->scales_dtype = spec->scales_dtype;
+        weights[i]->group_size = spec->group_size;
+        weights[i]->bias_dtype = spec->bias_dtype;
+    }
+}
+
+/* Random numbers as they are stored in `dtype`, and what is left of them. */
+TEST_FUNCTION void *model_random_array(test_random *random, size_t count, moe_route_dtype dtype, float deviation, float *values) {
+    void *stored = model_alloc(count * model_dtype_size(dtype));
+    size_t i;
+    for (i = 0; i < count; i++) {
+        quantize_store(stored, model_storage(dtype), i, random_normal(random) * deviation);
+        values[i] = quantize_load(stored, model_storage(dtype), i);
+    }
+    return stored;
+}
+
+TEST_FUNCTION void model_matrix_create(test_device *on, test_random *random, const model_spec *spec, uint32_t num_local, uint32_t rows, uint32_t inner, model_matrix *matrix, moe_route_weights *weights) {
+    const size_t count = (size_t)num_local * rows * inner, num_rows = (size_t)num_local * rows;
+    const float deviation = 1.0f / sqrtf((float)inner);
+    size_t i;
+    memset(matrix, 0, sizeof *matrix);
+    matrix->rows = rows;
+    matrix->inner = inner;
+    matrix->values = (float *)model_alloc(count * 4);
+    if (spec->format == MOE_ROUTE_FORMAT_INT4 || spec->format == MOE_ROUTE_FORMAT_INT8) {
+        const size_t groups = quantize_groups(inner, spec->group_size);
+        const int int4 = spec->format == MOE_ROUTE_FORMAT_INT4;
+        float *scale_values = (float *)model_alloc(num_rows * groups * 4);
+        unsigned char *codes;
+        matrix->data_size = int4 ? count / 2 : count;
+        matrix->data = codes = (unsigned char *)model_alloc(matrix->data_size);
+        for (i = 0; i < matrix->data_size; i++) codes[i] = (unsigned char)random_below(random, 256);
+        matrix->scales_size = num_rows * groups * model_dtype_size(spec->scales_dtype);
+        matrix->scales = model_random_array(random, num_rows * groups, spec->scales_dtype, deviation / (int4 ? 4.6f : 74.0f), scale_values);
+        free(scale_values);
+        for (i = 0; i < count; i++)
+            matrix->values[i] = int4 ? quantize_int4_value(codes, matrix->scales, model_storage(spec->scales_dtype), inner, spec->group_size, i / inner, i % inner)
+                                     : quantize_int8_value((const signed char *)codes, matrix->scales, model_storage(spec->scales_dtype), inner, spec->group_size, i / inner, i % inner);
+        matrix->scales_buffer = device_create_from(on, matrix->scales, matrix->scales_size);
+        weights->scales = matrix->scales_buffer.address;
+    } else {
+        const moe_route_dtype dtype = spec->format == MOE_ROUTE_FORMAT_F32 ? MOE_ROUTE_F32 : spec->format == MOE_ROUTE_FORMAT_F16 ? MOE_ROUTE_F16 : MOE_ROUTE_BF16;
+        matrix->data_size = count * model_dtype_size(dtype);
+        matrix->data = model_random_array(random, count, dtype, deviation, matrix->values);
+    }
+    matrix->data_buffer = device_create_from(on, matrix->data, matrix->data_size);
+    weights->data = matrix->data_buffer.address;
+    if (spec->bias_dtype != MOE_ROUTE_DTYPE_DEFAULT) {
+        matrix->bias_values = (float *)model_alloc(num_rows * 4);
+        matrix->bias_size = num_rows * model_dtype_size(spec->bias_dtype);
+        matrix->bias = model_random_array(random, num_rows, spec->bias_dtype, 0.3f, matrix->bias_values);
+        matrix->bias_buffer = device_create_from(on, matrix->bias, matrix->bias_size);
+        weights->bias = matrix->bias_buffer.address;
+    }
+}
+
+TEST_FUNCTION void model_matrix_destroy(test_device *on, model_matrix *matrix) {
+    free(matrix->data);
+    free(matrix->scales);
+    free(matrix->bias);
+    free(matrix->values);
+    free(matrix->bias_values);
+    device_destroy(on, &matrix->data_buffer);
+    if (matrix->scales_buffer.address) device_destroy(on, &matrix->scales_buffer);
+    if (matrix->bias_buffer.address) device_destroy(on, &matrix->bias_buffer);
+}
+
+/* Equal seeds give equal weights, on any device. m->layer is NULL on failure. */
+TEST_FUNCTION void model_create(test_device *on, const model_spec *spec, uint64_t seed, model *m) {
+    moe_route_layer_desc desc;
+    test_random random;
+    random_seed(&random, seed);
+    memset(m, 0, sizeof *m);
+    m->spec = *spec;
+    m->num_local = spec->num_local ? spec->num_local : spec->num_experts - spec->first_expert;
+    model_describe(spec, &desc);
+    model_matrix_create(on, &random, spec, m->num_local, spec->intermediate_size * 2, spec->hidden_size, &m->gate_up, &desc.experts.gate_up);
+    model_matrix_create(on, &random, spec, m->num_local, spec->hidden_size, spec->intermediate_size, &m->down, &desc.experts.down);
+    CHECK(moe_route_layer_create(on->context, &desc, &m->layer) == MOE_ROUTE_OK, "%s", device_message(on));
+}
+
+TEST_FUNCTION void model_destroy(test_device *on, model *m) {
+    moe_route_layer_destroy(m->layer);
+    model_matrix_destroy(on, &m->gate_up);
+    model_matrix_destroy(on, &m->down);
+}
+
+TEST_FUNCTION double model_dot(const model_matrix *matrix, size_t row, const float *x) {
+    const float *values = matrix->values + row * matrix->inner;
+    double sum = matrix->bias_values ? (double)matrix->bias_values[row] : 0.0;
+    uint32_t k;
+    for (k = 0; k < matrix->inner; k++) sum += (double)values[k] * (double)x[k];
+    return sum;
+}
+
+/* y of one token, with the values between the matmuls rounded as they are stored. `x` is what the stored x means. */
+TEST_FUNCTION void model_expect(const model *m, const int32_t *ids, const float *weights, const float *x, double *y) {
+    const uint32_t hidden = m->spec.hidden_size, columns = m->spec.intermediate_size;
+    float *h = (float *)model_alloc((size_t)columns * 4), *meaning = (float *)model_alloc((size_t)columns * 4);
+    uint32_t j, n;
+    for (n = 0; n < hidden; n++) y[n] = 0;
+    for (j = 0; j < m->spec.top_k; j++) {
+        const size_t e = (size_t)ids[j] - m->spec.first_expert;
+        if (ids[j] < (int32_t)m->spec.first_expert || e >= m->num_local) continue;
+        for (n = 0; n < columns; n++) {
+            const size_t base = e * columns * 2;
+            const double gate = model_dot(&m->gate_up, base + (m->spec.interleaved ? n * 2 : n), x), up = model_dot(&m->gate_up, base + (m->spec.interleaved ? n * 2 + 1 : n + columns), x);
+            quantize_store(h, model_storage(m->spec.dtype), n, (float)(gate / (1 + exp(-gate)) * up));
+        }
+        quantize_convert(meaning, QUANTIZE_F32, h, model_storage(m->spec.dtype), columns);
+        for (n = 0; n < hidden; n++) y[n] += (double)weights[j] * model_dot(&m->down, e * hidden + n, meaning);
+    }
+    free(h);
+    free(meaning);
+}
+
+typedef struct model_input {
+    uint32_t num_tokens;
+    const void *x;              /* as stored */
+    const float *logits;        /* [T, E], or NULL: */
+    const int32_t *ids;         /* [T, k] and */
+    const float *weights;       /* [T, k] are given */
+    const int32_t *num_valid;   /* NULL: all */
+} model_input;
+
+typedef struct model_output { /* fetched; freed by model_output_free */
+    int32_t *ids;
+    float *weights;
+    void *y;     /* as stored */
+    float *y_values;
+} model_output;
+
+TEST_FUNCTION void model_output_free(model_output *output) {
+    free(output->ids);
+    free(output->weights);
+    free(output->y);
+    free(output->y_values);
+    memset(output, 0, sizeof *output);
+}
+
+/* Everything that moe_route_layer_run gets, in device memory. */
+typedef struct model_call {
+    device_buffer x, y, logits, ids, weights, valid, workspace;
+    moe_route_layer_args args;
+} model_call;
+
+TEST_FUNCTION void model_call_create(test_device *on, const model *m, const model_input *input, model_call *call) {
+    const size_t pairs = (size_t)input->num_tokens * m->spec.top_k, row = (size_t)m->spec.hidden_size * model_dtype_size(m->spec.dtype);
+    size_t size = 0;
+    memset(call, 0, sizeof *call);
+    call->x = device_create_aligned(on, input->num_tokens * row, 16);
+    device_upload(on, &call->x, input->x, input->num_tokens * row);
+    call->y = device_create_aligned(on, input->num_tokens * row, 16);
+    if (input->logits) call->logits = device_create_from(on, input->logits, (size_t)input->num_tokens * m->spec.num_experts * 4);
+    call->ids = input->ids ? device_create_from(on, input->ids, pairs * 4) : device_create(on, pairs * 4);
+    call->weights = input->weights ? device_create_from(on, input->weights, pairs * 4) : device_create(on, pairs * 4);
+    if (input->num_valid) call->valid = device_create_from(on, input->num_valid, 4);
+    CHECK(moe_route_layer_workspace_size(m->layer, input->num_tokens, &size) == MOE_ROUTE_OK, "%s", device_message(on));
+    call->workspace = device_create_workspace(on, size);
+    call->args.num_tokens = input->num_tokens;
+    call->args.logits = call->logits.address;
+    call->args.ids = call->ids.address;
+    call->args.weights = call->weights.address;
+    call->args.x = call->x.address;
+    call->args.y = call->y.address;
+    call->args.num_valid_tokens = call->valid.address;
+    call->args.workspace = call->workspace.address;
+    call->args.workspace_size = size;
+    call->args.stream = on->stream;
+}
+
+TEST_FUNCTION void model_call_fetch(test_device *on, const model *m, const model_call *call, model_output *output) {
+    const size_t pairs = (size_t)call->args.num_tokens * m->spec.top_k, count = (size_t)call->args.num_tokens * m->spec.hidden_size;
+    memset(output, 0, sizeof *output);
+    device_synchronize(on);
+    output->ids = (int32_t *)model_alloc(pairs * 4);
+    output->weights = (float *)model_alloc(pairs * 4);
+    output->y = model_alloc(call->y.size);
+    output->y_values = (float *)model_alloc(count * 4);
+    device_download(on, output->ids, &call->ids, pairs * 4);
+    device_download(on, output->weights, &call->weights, pairs * 4);
+    device_download(on, output->y, &call->y, call->y.size);
+    quantize_convert(output->y_values, QUANTIZE_F32, output->y, model_storage(m->spec.dtype), count);
+}
+
+TEST_FUNCTION void model_call_destroy(test_device *on, model_call *call) {
+    device_destroy(on, &call->x);
+    device_destroy(on, &call->y);
+    if (call->logits.address) device_destroy(on, &call->logits);
+    device_destroy(on, &call->ids);
+    device_destroy(on, &call->weights);
+    if (call->valid.address) device_destroy(on, &call->valid);
+    device_destroy(on, &call->workspace);
+}
+
+TEST_FUNCTION moe_route_status model_run(test_device *on, const model *m, const model_input *input, model_output *output) {
+    model_call call;
+    moe_route_status status;
+    model_call_create(on, m, input, &call);
+    status = moe_route_layer_run(m->layer, &call.args);
+    model_call_fetch(on, m, &call, output);
+    model_call_destroy(on, &call);
+    return status;
+}
+
+/* Relative L2 error of y, over the tokens from `first` to `end` - 1, against f64. HUGE_VAL for a NaN. */
+TEST_FUNCTION double model_error(const model *m, const model_input *input, const model_output *output, uint32_t first, uint32_t end) {
+    const uint32_t hidden = m->spec.hidden_size;
+    float *x = (float *)model_alloc((size_t)hidden * 4), *want = (float *)model_alloc((size_t)(end - first) * hidden * 4);
+    double *y = (double *)model_alloc((size_t)hidden * 8), error;
+    uint32_t t, n;
+    for (t = first; t < end; t++) {
+        for (n = 0; n < hidden; n++) x[n] = quantize_load(input->x, model_storage(m->spec.dtype), (size_t)t * hidden + n);
+        model_expect(m, output->ids + (size_t)t * m->spec.top_k, output->weights + (size_t)t * m->spec.top_k, x, y);
+        for (n = 0; n < hidden; n++) want[(size_t)(t - first) * hidden + n] = (float)y[n];
+    }
+    error = relative_error(output->y_values + (size_t)first * hidden, want, (size_t)(end - first) * hidden);
+    free(x);
+    free(want);
+    free(y);
+    return error;
+}
+
+/* How far a result may be from f64: the rounding of y and of the values between the matmuls, and f32 sums. */
+TEST_FUNCTION double model_bound(moe_route_dtype dtype) { return dtype == MOE_ROUTE_F32 ? 2e-6 : dtype == MOE_ROUTE_F16 ? 1e-3 : 6e-3; }
+
+#endif /* TEST_MODEL_H */

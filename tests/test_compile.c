@@ -1,0 +1,205 @@
+/*
+  test_compile.c: every variant that the tests and the demo use compiles with the NVRTC at hand for every architecture, as a
+  real cubin, without local memory. Needs NVRTC and no GPU. TEST_TARGETS, a list such as "80 90", replaces the
+  architectures; TEST_SIZE=small a selection of the layers.
+*/
+#define MOE_ROUTE_IMPLEMENTATION
+#include "../moe_route.h"
+
+#include <pthread.h>
+
+#include "support/test.h"
+#include "support/device.h"
+#include "support/routing.h"
+#include "support/model.h"
+#include "support/cases.h"
+
+static int small_size;
+
+typedef struct compilation { /* of all layers for one architecture */
+    uint32_t target;
+    uint32_t num_variants;
+    char failure[4096];
+    int known; /* to this NVRTC */
+    int nvrtc_version;
+} compilation;
+
+/* ---- a look into a cubin ---- */
+
+static uint64_t elf_number(const unsigned char *at, unsigned bytes) {
+    uint64_t value = 0;
+    while (bytes-- > 0) value = value << 8 | at[bytes];
+    return value;
+}
+
+/* Largest stack frame of the cubin's functions, in bytes: what the attribute EIATTR_FRAME_SIZE (0x11) of .nv.info says.
+   -1 for a file that isn't an ELF file for GPUs. */
+static long cubin_frame_size(const unsigned char *cubin, size_t size) {
+    uint64_t sections, entry_size, count, i;
+    long largest = 0;
+    if (size < 64 || memcmp(cubin, "\177ELF", 4) != 0 || elf_number(cubin + 18, 2) != 190) return -1;
+    sections = elf_number(cubin + 40, 8);
+    entry_size = elf_number(cubin + 58, 2);
+    count = elf_number(cubin + 60, 2);
+    for (i = 0; i < count; i++) {
+        const unsigned char *section = cubin + sections + i * entry_size;
+        const uint64_t offset = elf_number(section + 24, 8), length = elf_number(section + 32, 8);
+        uint64_t at = offset;
+        if (elf_number(section + 4, 4) != 0x70000000) continue; /* SHT_CUDA_INFO */
+        while (at + 4 <= offset + length) {
+            const unsigned format = cubin[at], attribute = cubin[at + 1];
+            const uint64_t value_size = elf_number(cubin + at + 2, 2);
+            if (format == 4 && attribute == 0x11 && value_size == 8) {
+                const long frame = (long)elf_number(cubin + at + 8, 4);
+                if (frame > largest) largest = frame;
+            }
+            at += 4 + (format == 4 ? value_size : 0);
+        }
+    }
+    return largest;
+}
+
+/* ---- compiling ---- */
+
+static void compile_layer(compilation *c, moe_route_context *context, const moe_route_layer_desc *desc, const char *what) {
+    moe_route_layer *layer = NULL;
+    if (c->failure[0]) return;
+    if (moe_route_layer_create(context, desc, &layer) != MOE_ROUTE_OK) {
+        const size_t length = (size_t)snprintf(c->failure, sizeof c->failure, "%s: ", what);
+        moe_route_message(context, c->failure + length, sizeof c->failure - length);
+    }
+    moe_route_layer_destroy(layer);
+}
+
+static void compile_layers(compilation *c, moe_route_context *context) {
+    moe_route_layer_desc desc;
+    char what[96];
+    uint32_t i;
+    for (i = 0; i < NUM_CASES(route_cases); i++) {
+        memset(&desc, 0, sizeof desc);
+        fill_router(&desc.router, &route_cases[i]);
+        desc.router.selection_bias = route_cases[i].bias ? 256 : 0;
+        desc.max_tokens = 300;
+        snprintf(what, sizeof what, "router %u", i);
+        if (!small_size || route_cases[i].in_small) compile_layer(c, context, &desc, what);
+    }
+    for (i = 0; i < NUM_CASES(maps_cases); i++) {
+        memset(&desc, 0, sizeof desc);
+        desc.router.num_experts = maps_cases[i].num_experts;
+        desc.router.top_k = maps_cases[i].top_k;
+        desc.experts.first_expert = maps_cases[i].first_expert;
+        desc.experts.num_local_experts = maps_cases[i].num_local;
+        desc.max_tokens = 4096;
+        desc.operations = MOE_ROUTE_OPERATION_MAPS;
+        snprintf(what, sizeof what, "maps %u", i);
+        if (!small_size || maps_cases[i].in_small) compile_layer(c, context, &desc, what);
+    }
+    for (i = 0; i < NUM_CASES(layer_cases); i++) {
+        model_describe(&layer_cases[i].spec, &desc);
+        desc.experts.gate_up.bias = desc.experts.down.bias = layer_cases[i].spec.bias_dtype != MOE_ROUTE_DTYPE_DEFAULT ? 256 : 0;
+        desc.max_tokens = 200;
+        desc.operations = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | (i < 7 ? MOE_ROUTE_OPERATION_MATMUL : 0);
+        snprintf(what, sizeof what, "layer %u", i);
+        if (!small_size || layer_cases[i].in_small) compile_layer(c, context, &desc, what);
+    }
+    for (i = 0; i < 2; i++) { /* the demo's layers */
+        memset(&desc, 0, sizeof desc);
+        desc.router.num_experts = 32;
+        desc.router.top_k = 4;
+        desc.router.renormalize = MOE_ROUTE_RENORMALIZE_SUM;
+        desc.experts.hidden_size = 256;
+        desc.experts.intermediate_size = 128;
+        desc.experts.gate_up.format = desc.experts.down.format = i ? MOE_ROUTE_FORMAT_INT4 : MOE_ROUTE_FORMAT_BF16;
+        desc.experts.gate_up.group_size = desc.experts.down.group_size = i ? 64 : 0;
+        desc.max_tokens = 1024;
+        compile_layer(c, context, &desc, i ? "demo INT4" : "demo BF16");
+    }
+}
+
+/* Compiles each variant once more by itself, for a look at its code. */
+static void inspect_variants(compilation *c, moe_route_context *context) {
+    const moer_variant *variant;
+    for (variant = context->variants; variant != NULL; variant = variant->next) {
+        moer_bytes code;
+        long frame;
+        c->num_variants++;
+        if (c->failure[0] || c->num_variants % 7 != 0) continue; /* a sample: a full second compilation would double the time */
+        if (moer_nvrtc_compile(context, variant->family->file, variant->defines, &code) != MOE_ROUTE_OK) continue;
+        frame = cubin_frame_size(code.data, code.size);
+        if (frame != 0) snprintf(c->failure, sizeof c->failure, "%s %s: %s, stack frame %ld", variant->family->name, variant->defines, frame < 0 ? "no cubin" : "local memory", frame);
+        moer_free(context, code.data);
+    }
+}
+
+static void *compile_for_target(void *user) {
+    compilation *c = (compilation *)user;
+    moe_route_context_desc desc;
+    moe_route_context *context = NULL;
+    int supported[64], count = 0, i;
+    memset(&desc, 0, sizeof desc);
+    desc.device = MOE_ROUTE_DEVICE_COMPILE;
+    desc.compile_target = c->target;
+    desc.cache_dir = "off";
+    if (moe_route_context_create(&desc, &context) != MOE_ROUTE_OK) {
+        moe_route_message(context, c->failure, sizeof c->failure);
+    } else {
+        moe_route_layer_desc first;
+        memset(&first, 0, sizeof first);
+        first.router.num_experts = 8;
+        first.router.top_k = 2;
+        compile_layer(c, context, &first, "a first router"); /* loads NVRTC */
+        if (!c->failure[0]) {
+            c->nvrtc_version = context->nvrtc.version;
+            if (context->nvrtc.nvrtcGetNumSupportedArchs(&count) == 0 && count <= 64) context->nvrtc.nvrtcGetSupportedArchs(supported);
+            for (i = 0; i < count; i++) c->known |= supported[i] == (int)c->target;
+            if (c->known) {
+                compile_layers(c, context);
+                inspect_variants(c, context);
+            }
+        }
+    }
+    moe_route_context_destroy(context);
+    return NULL;
+}
+
+/* Two architectures at a time: NVRTC compiles in parallel. */
+static void compile_for(const uint32_t *targets, uint32_t count) {
+    uint32_t i, j;
+    for (i = 0; i < count; i += 2) {
+        static compilation results[2];
+        pthread_t threads[2];
+        const uint32_t n = count - i < 2 ? count - i : 2;
+        memset(results, 0, sizeof results);
+        for (j = 0; j < n; j++) {
+            results[j].target = targets[i + j];
+            if (pthread_create(&threads[j], NULL, compile_for_target, &results[j]) != 0) device_die("no thread");
+        }
+        for (j = 0; j < n; j++) {
+            const compilation *c = &results[j];
+            pthread_join(threads[j], NULL);
+            if (c->failure[0]) printf("FAIL compile_sm_%u: %.*s\n", c->target, (int)strcspn(c->failure, ""), c->failure);
+            else if (!c->known) printf("SKIP compile_sm_%u: NVRTC %d.%d doesn't know sm_%u\n", c->target, c->nvrtc_version / 1000, c->nvrtc_version % 1000 / 10, c->target);
+            else printf("PASS compile_sm_%u (%u variants, NVRTC %d.%d)\n", c->target, c->num_variants, c->nvrtc_version / 1000, c->nvrtc_version % 1000 / 10);
+            test_current.failed += c->failure[0] != 0;
+            test_current.passed += !c->failure[0];
+            fflush(stdout);
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    static const uint32_t all[] = {80, 86, 89, 90, 100, 103, 120, 121};
+    uint32_t targets[16], count = 0;
+    const char *size = getenv("TEST_SIZE"), *list = getenv("TEST_TARGETS");
+    test_begin(argc, argv);
+    small_size = size && strcmp(size, "small") == 0;
+    while (list && *list && count < 16) {
+        char *end;
+        targets[count++] = (uint32_t)strtoul(list, &end, 10);
+        if (end == list) device_die("TEST_TARGETS isn't a list of numbers");
+        list = end + strspn(end, " ");
+    }
+    if (count) compile_for(targets, count);
+    else compile_for(all, 8);
+    return test_end();
+}

@@ -1,0 +1,147 @@
+/*
+  test_maps.c: the expert maps of given ids: every output against its definition, for few pairs (one launch) and many, with
+  repeated and out-of-range ids, ranges of local experts, skewed and empty experts.
+  TEST_DEVICE chooses the device, TEST_SIZE=small a selection for slow (emulated) devices.
+*/
+#define MOE_ROUTE_IMPLEMENTATION
+#include "../moe_route.h"
+
+#include "support/test.h"
+#include "support/device.h"
+#include "support/routing.h"
+#include "support/model.h"
+#include "support/cases.h"
+
+static test_device device;
+static int small_size;
+
+typedef enum ids_kind { IDS_RANDOM, IDS_ONE_EXPERT, IDS_SKEWED, IDS_WILD, NUM_IDS_KINDS } ids_kind;
+
+static void make_ids(test_random *random, ids_kind kind, int32_t *ids, uint32_t num_pairs, uint32_t num_experts) {
+    uint32_t p;
+    for (p = 0; p < num_pairs; p++) {
+        ids[p] = (int32_t)random_below(random, num_experts);
+        if (kind == IDS_ONE_EXPERT) ids[p] = (int32_t)(num_experts - 1);
+        if (kind == IDS_SKEWED) ids[p] = (int32_t)random_below(random, 1 + random_below(random, num_experts));
+        if (kind == IDS_WILD) {
+            static const int32_t wild[] = {-1, -2147483647 - 1, 2147483647, 0, 100000};
+            if (random_below(random, 3) == 0) ids[p] = wild[random_below(random, 5)];
+            if (random_below(random, 8) == 0) ids[p] = (int32_t)num_experts;
+        }
+    }
+}
+
+static void run_case(const maps_case *c, uint64_t seed) {
+    static const uint32_t token_counts[] = {0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 300, 4096};
+    static const uint32_t block_sizes[] = {0, 1, 16, 64, 7};
+    const uint32_t max_tokens = small_size ? 65 : 4096;
+    const uint32_t num_local = c->num_local ? c->num_local : c->num_experts - c->first_expert;
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    int32_t *ids = (int32_t *)malloc((size_t)max_tokens * c->top_k * 4);
+    test_random random;
+    uint32_t i, kind;
+    random_seed(&random, seed);
+    memset(&desc, 0, sizeof desc);
+    desc.router.num_experts = c->num_experts;
+    desc.router.top_k = c->top_k;
+    desc.experts.first_expert = c->first_expert;
+    desc.experts.num_local_experts = c->num_local;
+    desc.max_tokens = max_tokens;
+    desc.operations = MOE_ROUTE_OPERATION_MAPS;
+    CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+    for (i = 0; layer && i < sizeof token_counts / sizeof token_counts[0]; i++)
+        for (kind = 0; kind < NUM_IDS_KINDS; kind++) {
+            const uint32_t num_tokens = token_counts[i];
+            const int32_t valid = (int32_t)(num_tokens / 2 + 1);
+            routing_input input;
+            routing_output output;
+            char what[96];
+            if (num_tokens > max_tokens) continue;
+            make_ids(&random, (ids_kind)kind, ids, num_tokens * c->top_k, c->num_experts);
+            memset(&input, 0, sizeof input);
+            input.num_tokens = num_tokens;
+            input.ids = ids;
+            input.maps = 1;
+            input.block_size = block_sizes[(i + kind) % 5];
+            input.num_valid = (i + kind) % 3 == 0 ? &valid : NULL;
+            snprintf(what, sizeof what, "E %u k %u local %u+%u T %u ids %u block %u%s", c->num_experts, c->top_k, c->first_expert, num_local, num_tokens, kind, input.block_size,
+                     input.num_valid ? " padded" : "");
+            CHECK(routing_run(&device, layer, &desc.router, num_local, &input, &output) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
+            routing_check_maps(&output, c->first_expert, input.num_valid && (uint32_t)valid < num_tokens ? (uint32_t)valid * c->top_k : output.num_pairs, input.block_size, what);
+            routing_output_free(&output);
+        }
+    moe_route_layer_destroy(layer);
+    free(ids);
+}
+
+TEST(maps_match_their_definition) {
+    uint32_t i;
+    for (i = 0; i < NUM_CASES(maps_cases); i++)
+        if (!small_size || maps_cases[i].in_small) run_case(&maps_cases[i], 50 + i);
+}
+
+/* Each output may be left out. */
+TEST(maps_are_optional_one_by_one) {
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    int32_t ids[130 * 4];
+    test_random random;
+    uint32_t n, left_out;
+    random_seed(&random, 3);
+    memset(&desc, 0, sizeof desc);
+    desc.router.num_experts = 20;
+    desc.router.top_k = 4;
+    desc.max_tokens = 130;
+    desc.operations = MOE_ROUTE_OPERATION_MAPS;
+    REQUIRE(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+    make_ids(&random, IDS_RANDOM, ids, 130 * 4, 20);
+    for (n = 0; n < 2; n++)
+        for (left_out = 0; left_out <= 10; left_out++) { /* 10: all but the first */
+            const uint32_t num_tokens = n ? 130 : 9;
+            device_buffer id_buffer = device_create_from(&device, ids, num_tokens * 16), outputs = device_create(&device, 10 * 4096), workspace;
+            moe_route_maps_args args;
+            moe_route_address *map[10];
+            size_t size = 0;
+            uint32_t i;
+            memset(&args, 0, sizeof args);
+            map[0] = &args.maps.expert_offsets; map[1] = &args.maps.row_to_pair; map[2] = &args.maps.pair_to_row; map[3] = &args.maps.row_to_expert; map[4] = &args.maps.distinct_experts;
+            map[5] = &args.maps.distinct_offsets; map[6] = &args.maps.distinct_count; map[7] = &args.maps.aligned_row_to_pair; map[8] = &args.maps.block_to_expert; map[9] = &args.maps.aligned_rows;
+            for (i = 0; i < 10; i++)
+                if (left_out == 10 ? i == 0 : i != left_out) *map[i] = outputs.address + i * 4096;
+            args.num_tokens = num_tokens;
+            args.ids = id_buffer.address;
+            args.maps.block_size = 4;
+            moe_route_layer_workspace_size(layer, num_tokens, &size);
+            workspace = device_create_workspace(&device, size);
+            args.workspace = workspace.address;
+            args.workspace_size = size;
+            args.stream = device.stream;
+            CHECK(moe_route_maps(layer, &args) == MOE_ROUTE_OK, "%s", device_message(&device));
+            device_synchronize(&device);
+            {
+                unsigned char *bytes = (unsigned char *)malloc(10 * 4096);
+                device_download(&device, bytes, &outputs, 10 * 4096);
+                for (i = 0; i < 10; i++) {
+                    const int given = *map[i] != 0, written = bytes[i * 4096] != DEVICE_POISON || bytes[i * 4096 + 1] != DEVICE_POISON;
+                    CHECK(given == written, "output %u was %sgiven but %swritten (without %u, T %u)", i, given ? "" : "not ", written ? "" : "not ", left_out, num_tokens);
+                }
+                free(bytes);
+            }
+            device_destroy(&device, &id_buffer);
+            device_destroy(&device, &outputs);
+            device_destroy(&device, &workspace);
+        }
+    moe_route_layer_destroy(layer);
+}
+
+int main(int argc, char **argv) {
+    const char *size = getenv("TEST_SIZE");
+    test_begin(argc, argv);
+    small_size = size && strcmp(size, "small") == 0;
+    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    RUN(maps_match_their_definition);
+    RUN(maps_are_optional_one_by_one);
+    device_close(&device);
+    return test_end();
+}
