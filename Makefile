@@ -27,8 +27,14 @@ build:
 build/amalgamate: tools/amalgamate.c src/api.h src/internal.h src/sha256.c kernels_src/args.h | build
 	$(CC) $(CFLAGS) -std=c99 -w -o $@ tools/amalgamate.c
 
+AMALGAMATE = --public src/intro.h src/api.h --private src/internal.h --kernels $(KERNELS) --parts $(PARTS) --licence LICENSE
+
 moe_route.h: build/amalgamate src/intro.h src/api.h src/internal.h LICENSE $(KERNELS) $(PARTS)
-	build/amalgamate $@ --public src/intro.h src/api.h --private src/internal.h --kernels $(KERNELS) --parts $(PARTS) --licence LICENSE
+	build/amalgamate $@ $(AMALGAMATE)
+
+# The header again, elsewhere, to compare.
+fresh: build/amalgamate
+	build/amalgamate $(FRESH) $(AMALGAMATE)
 
 # ---- the demo ----
 
@@ -55,18 +61,19 @@ build/test_%: tests/test_%.c $(SUPPORT) | build
 build/sanitized_%: tests/test_%.c $(SUPPORT) | build
 	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-CPU_RUNS = $(patsubst test_%,build/sanitized_%,$(HOST_TESTS)) $(addprefix build/,$(DEVICE_TESTS)) build/test_compile
-EMULATED_RUNS = $(patsubst test_%,build/sanitized_%,$(DEVICE_TESTS))
+HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(DEVICE_TESTS:%=build/%) build/test_compile
+SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
+# The emulated device draws the order in which warps and lanes run from a seed.
+EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %'))
 
-test: moe_route.h build/demo $(CPU_RUNS) $(EMULATED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
-	tests/run.sh tests/test_header.sh tests/test_demo.sh $(CPU_RUNS) \
-	    $(addprefix 'LD_LIBRARY_PATH=build/emulation ',$(EMULATION_TESTS)) \
-	    $(EMULATED_RUNS:%='LD_LIBRARY_PATH=build/emulation TEST_DEVICE=gpu TEST_SIZE=small %')
+test: moe_route.h build/demo $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
+	tests/run.sh tests/test_header.sh tests/test_demo.sh $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
+	    $(SANITIZED_RUNS:%='TEST_SIZE=small %') $(EMULATED_RUNS)
 
-test-gpu: moe_route.h build/demo $(addprefix build/,$(DEVICE_TESTS))
+test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
 	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
 
 clean:
 	rm -rf build dist
 
-.PHONY: all demo test test-gpu clean
+.PHONY: all fresh demo test test-gpu clean

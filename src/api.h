@@ -20,7 +20,11 @@ extern "C" {
 /* Linkage of the public functions. Define MOE_ROUTE_STATIC before every include to keep them private to one file. */
 #ifndef MOE_ROUTE_API
 #ifdef MOE_ROUTE_STATIC
+#if defined(__GNUC__)
+#define MOE_ROUTE_API static __attribute__((unused))
+#else
 #define MOE_ROUTE_API static
+#endif
 #else
 #define MOE_ROUTE_API extern
 #endif

@@ -47,7 +47,7 @@ TEST(layer_matches_its_definition) {
         model m;
         test_random random;
         if (small_size && !layer_cases[i].in_small) continue;
-        spec.max_tokens = small_size && i >= 2 ? 17 : 200;
+        spec.max_tokens = small_size && i >= 2 ? 65 : 200;
         spec.operations = MOE_ROUTE_OPERATION_LAYER;
         random_seed(&random, 10 + i);
         model_create(&device, &spec, 20 + i, &m);
