@@ -1024,6 +1024,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* ---- barriers, and the order between kernels ---- */\n"
     "DEVICE void block_barrier() { __syncthreads(); }\n"
     "DEVICE void warp_barrier() { __syncwarp(); }\n"
+    "/* A barrier of some warps alone: `threads` of the block, whole warps, which all name the same `id` of 1 to 15. */\n"
+    "DEVICE void block_barrier_named(u32 id, u32 threads) {\n"
+    "    asm volatile(\"bar.sync %0, %1;\" :: \"r\"(id), \"r\"(threads) : \"memory\");\n"
+    "}\n"
     "\n"
     "/* Waits until the kernels before this one in the stream have finished and their writes are visible. Every block calls it\n"
     "   before it reads what they wrote, writes anything, or ends: only so is the kernel before them finished too when this one\n"
@@ -1044,16 +1048,19 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }\n"
+    "DEVICE bool warp_any(bool p) { return __any_sync(0xffffffffu, p) != 0; }\n"
+    "DEVICE bool warp_all(bool p) { return __all_sync(0xffffffffu, p) != 0; }\n"
     "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n"
     "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n"
     "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n"
+    "DEVICE u32 warp_shuffle_down(u32 v, u32 delta) { return __shfl_down_sync(0xffffffffu, v, delta); }\n"
     "\n"
     "/* ---- bits ---- */\n"
     "DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }\n"
     "DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }\n"
     "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n"
-    "/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */\n"
+    "/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */\n",
     "DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }\n"
     "\n"
     "/* ---- exact single operations ---- */\n"
@@ -1063,7 +1070,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE float f32_div(float a, float b) { return __fdiv_rn(a, b); }\n"
     "\n"
     "/* ---- 16-bit floats ---- */\n"
-    "DEVICE float f16_to_f32(u16 h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : \"h\"(h)); return f; }\n",
+    "DEVICE float f16_to_f32(u16 h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : \"h\"(h)); return f; }\n"
     "DEVICE u16 f32_to_f16(float f) { u16 h; asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f)); return h; }\n"
     "DEVICE float bf16_to_f32(u16 h) { return f32_from_bits((u32)h << 16); }\n"
     "DEVICE u16 f32_to_bf16(float f) { u16 h; asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f)); return h; }\n"
@@ -1110,10 +1117,26 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }\n"
     "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n"
     "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
+    "/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */\n"
+    "DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }\n"
     "\n"
     "/* ---- shared memory ---- */\n"
-    "/* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */\n"
-    "#define shared_load_4(array, i) (*(const int4 *)&(array)[i])\n",
+    "/* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */\n",
+    "#define shared_load_4(array, i) (*(const int4 *)&(array)[i])\n"
+    "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
+    "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
+    "\n"
+    "/* ---- copies from global to shared memory that go on while the thread does ----\n"
+    "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
+    "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
+    "   touch the destination before. */\n"
+    "/* 16 bytes to element i and on of a SHARED array; both ends are aligned to 16 bytes. Not kept in L1. */\n"
+    "#define copy_async_16(array, i, p) copy_async_16_to(&(array)[i], p)\n"
+    "DEVICE void copy_async_16_to(void *shared, const void *p) {\n"
+    "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16;\" :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p) : \"memory\");\n"
+    "}\n"
+    "DEVICE void copy_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }\n"
+    "template <int N> DEVICE void copy_async_wait() { asm volatile(\"cp.async.wait_group %0;\" :: \"n\"(N) : \"memory\"); }\n",
     NULL};
 static const char *const moer_source_1[] = { /* args.h */
     "/*\n"
@@ -2509,7 +2532,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_12},
     {"expand.cu", moer_source_13},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "51f253c8c800c6b6b40e1243eafe74380353493e65c52e17ae1043bf5a3a6748";
+static const char moer_sources_digest[] = "1966ad0d6340bf7a46536ec2a7809ef8864f2959a8843d87ea5e226f0fcb225a";
 
 /* ---- src/base.c ---- */
 /*

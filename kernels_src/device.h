@@ -33,6 +33,10 @@ DEVICE u32 warp_index() { return threadIdx.x >> 5; }
 /* ---- barriers, and the order between kernels ---- */
 DEVICE void block_barrier() { __syncthreads(); }
 DEVICE void warp_barrier() { __syncwarp(); }
+/* A barrier of some warps alone: `threads` of the block, whole warps, which all name the same `id` of 1 to 15. */
+DEVICE void block_barrier_named(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 /* Waits until the kernels before this one in the stream have finished and their writes are visible. Every block calls it
    before it reads what they wrote, writes anything, or ends: only so is the kernel before them finished too when this one
@@ -53,10 +57,13 @@ DEVICE void let_next_kernel_start() {
 DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
 DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
 DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
+DEVICE bool warp_any(bool p) { return __any_sync(0xffffffffu, p) != 0; }
+DEVICE bool warp_all(bool p) { return __all_sync(0xffffffffu, p) != 0; }
 DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }
 DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }
 DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }
 DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }
+DEVICE u32 warp_shuffle_down(u32 v, u32 delta) { return __shfl_down_sync(0xffffffffu, v, delta); }
 
 /* ---- bits ---- */
 DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }
@@ -119,7 +126,23 @@ DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }
 DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }
 DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }
 DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }
+/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */
+DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }
 
 /* ---- shared memory ---- */
 /* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */
 #define shared_load_4(array, i) (*(const int4 *)&(array)[i])
+/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */
+#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)
+
+/* ---- copies from global to shared memory that go on while the thread does ----
+   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread
+   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may
+   touch the destination before. */
+/* 16 bytes to element i and on of a SHARED array; both ends are aligned to 16 bytes. Not kept in L1. */
+#define copy_async_16(array, i, p) copy_async_16_to(&(array)[i], p)
+DEVICE void copy_async_16_to(void *shared, const void *p) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }

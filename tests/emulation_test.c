@@ -208,7 +208,7 @@ static const char *test_device_conversions(void) {
 /* ---- collectives, fragments, shared memory ---- */
 static const char *test_collectives(void) {
     void *function = sample("collectives");
-    uint32_t in[64], out[9 * 64];
+    uint32_t in[64], out[11 * 64];
     struct {
         address in, out;
     } arguments = {device_alloc(sizeof in), device_alloc(sizeof out)};
@@ -220,7 +220,8 @@ static const char *test_collectives(void) {
         for (unsigned i = 0; i < 64; i++) {
             const uint32_t *warp = in + i / 32 * 32;
             const unsigned lane = i % 32;
-            uint32_t expected[9] = {0, 0xffffffffu, 0, 0, warp[(lane * 7 + 3) % 32], warp[lane ^ 5], lane < 3 ? warp[lane] : warp[lane - 3], 0, 0};
+            uint32_t expected[11] = {0, 0xffffffffu, 0, 0, warp[(lane * 7 + 3) % 32], warp[lane ^ 5], lane < 3 ? warp[lane] : warp[lane - 3], 0, 0,
+                                     warp[lane < 29 ? lane + 3 : lane], i < 32 ? 2 + 8 : 1};
             for (unsigned j = 0; j < 32; j++) {
                 if (warp[j] > expected[0]) expected[0] = warp[j];
                 if (warp[j] < expected[1]) expected[1] = warp[j];
@@ -229,7 +230,7 @@ static const char *test_collectives(void) {
                 expected[7] += in[i] >> j & 1;
             }
             expected[8] = (in[i] & 0xffu) | 0x07u << 8 | (in[i] >> 8 & 0xffu) << 16 | 0x06u << 24;
-            for (unsigned c = 0; c < 9; c++)
+            for (unsigned c = 0; c < 11; c++)
                 if (out[c * 64 + i] != expected[c]) return text("result %u of thread %u is %08x, not %08x", c, i, out[c * 64 + i], expected[c]);
         }
     }
@@ -290,6 +291,82 @@ static const char *test_shared(void) {
     }
     if (cuFuncGetAttribute(&bytes, 1, function) || bytes != 256 + 256 + 512 + 16 + 128) return text("%d bytes of shared memory", bytes);
     if (cuFuncGetAttribute(&limit, 0, function) || limit != 64) return text("%d threads at most", limit);
+    cuMemFree_v2(arguments.in);
+    cuMemFree_v2(arguments.out);
+    return NULL;
+}
+
+/* Warps that hand over through named barriers; the fifth takes no part. */
+static const char *test_named_barriers(void) {
+    void *function = sample("named");
+    int in[4 * 64], out[64];
+    struct {
+        address in, out;
+    } arguments = {device_alloc(sizeof in), device_alloc(sizeof out)};
+    for (int i = 0; i < 4 * 64; i++) in[i] = (int)(draw() % 1000);
+    cuMemcpyHtoD_v2(arguments.in, in, sizeof in);
+    for (unsigned long long seed = 1; seed <= 20; seed++) {
+        moer_emulation_set_seed(seed);
+        if (launch(function, 2, 160, &arguments, NULL, 0) || cuMemcpyDtoH_v2(out, arguments.out, sizeof out))
+            return text("seed %llu: launch failed: %s", seed, moer_emulation_last_error());
+        for (int i = 0; i < 64; i++) {
+            int expected = 0;
+            for (int round = 0; round < 4; round++) expected += (round + 1) * in[round * 64 + (i ^ 31)];
+            if (out[i] != expected) return text("seed %llu: out[%d] is %d, not %d", seed, i, out[i], expected);
+        }
+    }
+    cuMemFree_v2(arguments.in);
+    cuMemFree_v2(arguments.out);
+    return NULL;
+}
+
+/* Every thread takes a number from the counter of its block and one from that of all blocks. */
+static const char *test_atomics(void) {
+    void *function = sample("atomics");
+    int count, out[2][192];
+    struct {
+        address count, out;
+    } arguments = {device_alloc(sizeof count), device_alloc(sizeof out)};
+    for (unsigned long long seed = 1; seed <= 20; seed++) {
+        int taken[2][192] = {{0}};
+        moer_emulation_set_seed(seed);
+        cuMemsetD8_v2(arguments.count, 0, sizeof count);
+        if (launch(function, 3, 64, &arguments, NULL, 0) || cuMemcpyDtoH_v2(out, arguments.out, sizeof out) ||
+            cuMemcpyDtoH_v2(&count, arguments.count, sizeof count))
+            return text("seed %llu: launch failed: %s", seed, moer_emulation_last_error());
+        if (count != 2 * 192) return text("seed %llu: the count is %d", seed, count);
+        for (int i = 0; i < 192; i++) {
+            const int global = out[0][i], shared = out[1][i];
+            if (global < 0 || global % 2 || global / 2 >= 192 || taken[0][global / 2]++) return text("seed %llu: out[%d] is %d", seed, i, global);
+            if (shared < 0 || shared >= 64 || taken[1][i / 64 * 64 + shared]++) return text("seed %llu: shared: out[%d] is %d", seed, i, shared);
+        }
+    }
+    cuMemFree_v2(arguments.count);
+    cuMemFree_v2(arguments.out);
+    return NULL;
+}
+
+/* Tiles of 256 words, of which the next one is on its way while one is read. */
+static const char *test_async_copies(void) {
+    enum { TILES = 5 };
+    void *function = sample("async");
+    uint32_t in[TILES * 256], out[64];
+    struct {
+        address in, out;
+        unsigned tiles;
+    } arguments = {device_alloc(sizeof in), device_alloc(sizeof out), TILES};
+    for (int i = 0; i < TILES * 256; i++) in[i] = draw();
+    cuMemcpyHtoD_v2(arguments.in, in, sizeof in);
+    for (unsigned long long seed = 1; seed <= 20; seed++) {
+        moer_emulation_set_seed(seed);
+        if (launch(function, 2, 64, &arguments, NULL, 0) || cuMemcpyDtoH_v2(out, arguments.out, sizeof out))
+            return text("seed %llu: launch failed: %s", seed, moer_emulation_last_error());
+        for (unsigned i = 0; i < 64; i++) {
+            uint32_t expected = 0;
+            for (unsigned tile = 0; tile < TILES; tile++) expected = expected * 3 + in[tile * 256 + 255 - i * 4];
+            if (out[i] != expected) return text("seed %llu: out[%u] is %08x, not %08x", seed, i, out[i], expected);
+        }
+    }
     cuMemFree_v2(arguments.in);
     cuMemFree_v2(arguments.out);
     return NULL;
@@ -599,6 +676,9 @@ int main(void) {
     report("emulation_collectives", test_collectives());
     report("emulation_matrix", test_matrix());
     report("emulation_shared", test_shared());
+    report("emulation_named_barriers", test_named_barriers());
+    report("emulation_atomics", test_atomics());
+    report("emulation_async_copies", test_async_copies());
     report("emulation_memory", test_memory());
     report("emulation_launches", test_launches());
     report("emulation_graphs", test_graphs());

@@ -48,6 +48,9 @@ EMULATION_INLINE u32 warp_index() { return emulation->thread_index >> 5; }
 
 /* ---- barriers, and the order between kernels ---- */
 EMULATION_INLINE void block_barrier(EMULATION_PLACE) { emulation->block_barrier(file, line); }
+EMULATION_INLINE void block_barrier_named(u32 id, u32 threads, EMULATION_PLACE) {
+    emulation->block_barrier_named(id, threads, file, line);
+}
 EMULATION_INLINE void warp_barrier(EMULATION_PLACE) { emulation->collective(EMULATION_WARP_BARRIER, 0, 0, file, line); }
 EMULATION_INLINE void wait_for_previous_kernels(EMULATION_PLACE) { emulation->wait_for_previous_kernels(file, line); }
 EMULATION_INLINE void let_next_kernel_start() { emulation->let_next_kernel_start(); }
@@ -56,6 +59,8 @@ EMULATION_INLINE void let_next_kernel_start() { emulation->let_next_kernel_start
 EMULATION_INLINE u32 warp_max(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MAX, v, 0, file, line); }
 EMULATION_INLINE u32 warp_min(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MIN, v, 0, file, line); }
 EMULATION_INLINE u32 warp_ballot(bool p, EMULATION_PLACE) { return emulation->collective(EMULATION_BALLOT, p, 0, file, line); }
+EMULATION_INLINE bool warp_any(bool p, EMULATION_PLACE) { return emulation->collective(EMULATION_ANY, p, 0, file, line) != 0; }
+EMULATION_INLINE bool warp_all(bool p, EMULATION_PLACE) { return emulation->collective(EMULATION_ALL, p, 0, file, line) != 0; }
 EMULATION_INLINE u32 warp_match(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MATCH, v, 0, file, line); }
 EMULATION_INLINE u32 warp_shuffle(u32 v, u32 lane, EMULATION_PLACE) {
     return emulation->collective(EMULATION_SHUFFLE, v, lane, file, line);
@@ -65,6 +70,9 @@ EMULATION_INLINE u32 warp_shuffle_xor(u32 v, u32 mask, EMULATION_PLACE) {
 }
 EMULATION_INLINE u32 warp_shuffle_up(u32 v, u32 delta, EMULATION_PLACE) {
     return emulation->collective(EMULATION_SHUFFLE_UP, v, delta, file, line);
+}
+EMULATION_INLINE u32 warp_shuffle_down(u32 v, u32 delta, EMULATION_PLACE) {
+    return emulation->collective(EMULATION_SHUFFLE_DOWN, v, delta, file, line);
 }
 
 /* ---- bits ---- */
@@ -135,6 +143,12 @@ EMULATION_INLINE void emulation_store(void *p, T value, const char *file, int li
     *(T *)p = value;
 }
 EMULATION_INLINE void store_16(void *p, u32x4 value, EMULATION_PLACE) { emulation_store(p, value, file, line); }
+EMULATION_INLINE int global_atomic_add(int *p, int value, EMULATION_PLACE) {
+    emulation->global_access(p, sizeof *p, file, line);
+    const int before = *p;
+    *p = (int)((u32)before + (u32)value);
+    return before;
+}
 
 /* ---- shared memory ----
    Blocks run one at a time, so an array is a static one. Indexing gives a stand-in for the element, which tells the machine
@@ -171,9 +185,12 @@ struct emulation_reference {
     EMULATION_MEMBER const emulation_reference &operator|=(T value) const { return *this = (T)((T)*this | value); }
     EMULATION_MEMBER const emulation_reference &operator&=(T value) const { return *this = (T)((T)*this & value); }
     EMULATION_MEMBER const emulation_reference &operator^=(T value) const { return *this = (T)((T)*this ^ value); }
-    EMULATION_MEMBER void add_atomically(T value) const {
+    EMULATION_MEMBER T add_atomically(T value) const {
+        static_assert((T)0.5f == 0 && sizeof(T) == 4, "shared_atomic_add is for int and u32");
         emulation->shared_access(array, index.value, EMULATION_ATOMIC, index.file, index.line);
-        data[index.value] = (T)(data[index.value] + value);
+        const T before = data[index.value];
+        data[index.value] = (T)((u32)before + (u32)value);
+        return before;
     }
 };
 
@@ -192,6 +209,10 @@ struct emulation_shared {
         __builtin_memcpy(&result, data + index.value, sizeof result);
         return result;
     }
+    EMULATION_MEMBER void copy_async(emulation_index index, const void *p) const {
+        static_assert(16 % sizeof(T) == 0, "copy_async_16 is for whole elements");
+        emulation->copy_async(array, data, index.value, p, index.file, index.line);
+    }
 };
 
 #define SHARED(type, name, count)                                                                                     \
@@ -202,3 +223,12 @@ struct emulation_shared {
 
 #define shared_load_4(array, i) ((array).four(i))
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
+
+/* ---- copies from global to shared memory that go on while the thread does ---- */
+#define copy_async_16(array, i, p) ((array).copy_async(i, p))
+EMULATION_INLINE void copy_async_commit() { emulation->copy_async_commit(); }
+template <int N>
+EMULATION_INLINE void copy_async_wait() {
+    static_assert(N >= 0, "a number of groups");
+    emulation->copy_async_wait(N);
+}

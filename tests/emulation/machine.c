@@ -1,6 +1,6 @@
 /*
   machine.c: the machine that kernels run on: the threads of a block as fibers of one host thread, warp collectives,
-  barriers, and the checks on shared memory. Memory, streams and launches belong in driver.c.
+  barriers, asynchronous copies, and the checks on shared memory. Memory, streams and launches belong in driver.c.
 
   A fiber runs until it meets a collective or a barrier, or until it is preempted at some access to memory. The next one is
   drawn at random from those that can run. As every wait is known to the machine, a thread that waits for something that
@@ -21,7 +21,8 @@
 #define MAX_WARPS (MAX_THREADS / 32)
 #define STACK_SIZE ((size_t)128 * 1024)
 #define MAX_SHARED_BYTES 49152u
-#define SEVERAL 32 /* in place of a lane or a warp */
+#define SEVERAL 32 /* in place of a lane */
+#define NUM_NAMED_BARRIERS 16u
 
 /* Present when the process runs under AddressSanitizer. */
 void __sanitizer_start_switch_fiber(void **fake_stack, const void *bottom, size_t size) __attribute__((weak));
@@ -68,7 +69,17 @@ static void context_switch(context *save, context *load) { swapcontext(save, loa
 #endif
 
 /* ---- state ---- */
-enum { RUNNABLE, AT_COLLECTIVE, AT_BARRIER, AT_WAIT, ENDED };
+enum { RUNNABLE, AT_COLLECTIVE, AT_BARRIER, AT_NAMED_BARRIER, AT_WAIT, ENDED };
+
+typedef struct copy { /* an asynchronous one that hasn't been waited for */
+    emulation_array *array;
+    char *to;
+    long long index;
+    unsigned group;
+    char bytes[16];
+    const char *file;
+    int line;
+} copy;
 
 typedef struct thread {
     context context;
@@ -80,15 +91,25 @@ typedef struct thread {
     int operation;
     unsigned value, argument, result;
     const emulation_matrix *matrix;
+    copy *copies;
+    unsigned num_copies, max_copies, num_groups; /* groups committed */
 } thread;
 
 typedef struct warp {
     unsigned runnable;   /* a bit for each lane */
     unsigned collective; /* lanes that wait at a collective */
-    unsigned barrier;    /* lanes that wait at a block barrier */
+    unsigned barrier;    /* lanes that wait at a block barrier or a named one */
     unsigned ended;
-    unsigned epoch;      /* warp barriers passed */
+    unsigned known[MAX_WARPS]; /* accesses of each warp up to this clock are ordered before what this one does now. The
+                                  warp's own clock is the one after its own entry */
 } warp;
+
+typedef struct named_barrier {
+    unsigned threads; /* 0: nobody waits */
+    unsigned warps;   /* a bit for each warp of which all lanes wait */
+    const char *file; /* where the first thread waits */
+    int line;
+} named_barrier;
 
 static emulation_machine machine;
 
@@ -96,6 +117,7 @@ static struct {
     const emulation_launch *launch;
     thread threads[MAX_THREADS];
     warp warps[MAX_WARPS];
+    named_barrier named[NUM_NAMED_BARRIERS];
     thread *current;
     context outside;              /* the host's own stack */
     const void *outside_bottom;
@@ -108,7 +130,7 @@ static struct {
     int waited;                   /* a thread of this block has waited for the kernels before */
     int old_memory;               /* the block sees memory as it was before them */
     int early;
-    unsigned block_serial, block_epoch, first_epoch, shared_bytes, most_shared_bytes;
+    unsigned block_serial, shared_bytes, most_shared_bytes;
     uint64_t random;
 } m;
 
@@ -226,13 +248,21 @@ __attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *for
 }
 
 static const char *operation_name(int operation) {
-    static const char *const names[] = {"warp_max",     "warp_min",         "warp_ballot",     "warp_match",
-                                        "warp_shuffle", "warp_shuffle_xor", "warp_shuffle_up", "warp_barrier",
-                                        "matrix_multiply_f16", "matrix_multiply_bf16"};
+    static const char *const names[] = {"warp_max",   "warp_min",     "warp_ballot",      "warp_any",
+                                        "warp_all",   "warp_match",   "warp_shuffle",     "warp_shuffle_xor",
+                                        "warp_shuffle_up", "warp_shuffle_down", "warp_barrier", "matrix_multiply_f16",
+                                        "matrix_multiply_bf16"};
     return names[operation];
 }
 
-static const char *where(const thread *t) { return t->state == AT_BARRIER ? "block_barrier" : operation_name(t->operation); }
+static const char *where(const thread *t) {
+    switch (t->state) {
+    case AT_BARRIER: return "block_barrier";
+    case AT_NAMED_BARRIER: return "block_barrier_named";
+    case AT_WAIT: return "wait_for_previous_kernels";
+    default: return operation_name(t->operation);
+    }
+}
 
 static thread *first_lane(unsigned warp_index, unsigned lanes) { return &m.threads[warp_index * 32 + (unsigned)__builtin_ctz(lanes)]; }
 
@@ -284,6 +314,8 @@ static void complete_collective(thread *lanes, warp *w) {
         case EMULATION_MAX: t->result = most; continue;
         case EMULATION_MIN: t->result = least; continue;
         case EMULATION_BALLOT: t->result = all; continue;
+        case EMULATION_ANY: t->result = all != 0; continue;
+        case EMULATION_ALL: t->result = all == 0xffffffffu; continue;
         case EMULATION_MATCH:
             t->result = 0;
             for (unsigned j = 0; j < 32; j++)
@@ -292,11 +324,12 @@ static void complete_collective(thread *lanes, warp *w) {
         case EMULATION_SHUFFLE: source = t->argument & 31; break;
         case EMULATION_SHUFFLE_XOR: source = (i ^ t->argument) & 31; break;
         case EMULATION_SHUFFLE_UP: source = t->argument <= i ? i - t->argument : i; break;
+        case EMULATION_SHUFFLE_DOWN: source = t->argument < 32 - i ? i + t->argument : i; break;
         default: continue;
         }
         t->result = lanes[source].value;
     }
-    if (operation == EMULATION_WARP_BARRIER) w->epoch++;
+    if (operation == EMULATION_WARP_BARRIER) w->known[w - m.warps]++;
     if (operation == EMULATION_MATRIX_F16 || operation == EMULATION_MATRIX_BF16) matrix_multiply_warp(lanes, operation);
     w->collective = 0;
     for (unsigned i = 0; i < 32; i++) make_runnable(&lanes[i]);
@@ -311,8 +344,8 @@ static void arrive(int operation, const char *file, int line) {
              (unsigned)__builtin_ctz(others_ended));
     if (w->barrier) {
         const thread *other = first_lane(index / 32, w->barrier);
-        fail("%s at %s:%d can't complete: lane %u waits in block_barrier at %s:%d", operation_name(operation), file, line,
-             index_of(other) % 32, other->file, other->line);
+        fail("%s at %s:%d can't complete: lane %u waits in %s at %s:%d", operation_name(operation), file, line,
+             index_of(other) % 32, where(other), other->file, other->line);
     }
     if (w->collective) {
         const thread *other = first_lane(index / 32, w->collective);
@@ -341,6 +374,67 @@ static void matrix_multiply(int operation, const emulation_matrix *matrix, const
 }
 
 /* ---- barriers and ends ---- */
+/* What any of these warps has done or knows of comes before whatever any of them does from now on. */
+static void order_warps(unsigned warps) {
+    unsigned joint[MAX_WARPS] = {0};
+    for (unsigned i = 0; i < m.num_warps; i++) {
+        if (!(warps >> i & 1)) continue;
+        m.warps[i].known[i]++;
+        for (unsigned j = 0; j < m.num_warps; j++)
+            if (m.warps[i].known[j] > joint[j]) joint[j] = m.warps[i].known[j];
+    }
+    for (unsigned i = 0; i < m.num_warps; i++)
+        if (warps >> i & 1) memcpy(m.warps[i].known, joint, sizeof joint);
+}
+
+__attribute__((noreturn)) static void fail_beside_lane(const char *what, const char *file, int line, unsigned lanes) {
+    const thread *other = first_lane(index_of(m.current) / 32, lanes);
+    fail("%s at %s:%d while lane %u waits in %s at %s:%d", what, file, line, index_of(other) % 32, where(other), other->file,
+         other->line);
+}
+
+static void block_barrier_named(unsigned id, unsigned threads, const char *file, int line) {
+    static const char name[] = "block_barrier_named";
+    thread *t = m.current;
+    const unsigned index = index_of(t);
+    warp *w = &m.warps[index / 32];
+    named_barrier *b = &m.named[id % NUM_NAMED_BARRIERS];
+    if (id < 1 || id >= NUM_NAMED_BARRIERS || !threads || threads % 32 || threads > machine.block_threads)
+        fail("%s(%u, %u) at %s:%d: an id is 1 to 15, and the threads are whole warps of the block's %u threads", name, id, threads,
+             file, line, machine.block_threads);
+    if (w->ended) fail("%s at %s:%d can't complete: lane %u has ended", name, file, line, (unsigned)__builtin_ctz(w->ended));
+    if (w->collective) fail_beside_lane(name, file, line, w->collective);
+    if (w->barrier) {
+        const thread *other = first_lane(index / 32, w->barrier);
+        if (other->state != AT_NAMED_BARRIER || !same_place(other, file, line)) fail_beside_lane(name, file, line, w->barrier);
+        if (other->value != id || other->argument != threads)
+            fail("%s(%u, %u) at %s:%d while lane %u waits in (%u, %u)", name, id, threads, file, line, index_of(other) % 32,
+                 other->value, other->argument);
+    }
+    if (!b->threads) {
+        b->threads = threads;
+        b->file = file;
+        b->line = line;
+    }
+    if (b->threads != threads)
+        fail("%s(%u, %u) at %s:%d while others wait there for %u threads at %s:%d", name, id, threads, file, line, b->threads,
+             b->file, b->line);
+    t->value = id;
+    t->argument = threads;
+    make_waiting(t, AT_NAMED_BARRIER, file, line);
+    w->barrier |= 1u << index % 32;
+    if (w->barrier == 0xffffffffu) b->warps |= 1u << index / 32;
+    if ((unsigned)__builtin_popcount(b->warps) * 32 == threads) {
+        order_warps(b->warps);
+        for (unsigned i = 0; i < machine.block_threads; i++)
+            if (b->warps >> i / 32 & 1) make_runnable(&m.threads[i]);
+        for (unsigned i = 0; i < m.num_warps; i++)
+            if (b->warps >> i & 1) m.warps[i].barrier = 0;
+        b->threads = b->warps = 0;
+    }
+    leave(0);
+}
+
 static void block_barrier(const char *file, int line) {
     thread *t = m.current;
     const unsigned index = index_of(t);
@@ -350,11 +444,9 @@ static void block_barrier(const char *file, int line) {
         while (m.threads[i].state != ENDED) i++;
         fail("block_barrier at %s:%d can't complete: warp %u lane %u has ended", file, line, i / 32, i % 32);
     }
-    if (w->collective) {
-        const thread *other = first_lane(index / 32, w->collective);
-        fail("block_barrier at %s:%d while lane %u waits in %s at %s:%d", file, line, index_of(other) % 32, where(other),
-             other->file, other->line);
-    }
+    if (w->collective) fail_beside_lane("block_barrier", file, line, w->collective);
+    if (w->barrier && first_lane(index / 32, w->barrier)->state == AT_NAMED_BARRIER)
+        fail_beside_lane("block_barrier", file, line, w->barrier);
     if (m.num_barrier) {
         unsigned i = 0;
         while (m.threads[i].state != AT_BARRIER) i++;
@@ -366,7 +458,7 @@ static void block_barrier(const char *file, int line) {
     w->barrier |= 1u << index % 32;
     if (++m.num_barrier == machine.block_threads) {
         m.num_barrier = 0;
-        m.block_epoch++;
+        order_warps(0xffffffffu);
         for (unsigned i = 0; i < m.num_warps; i++) m.warps[i].barrier = 0;
         for (unsigned i = 0; i < machine.block_threads; i++) make_runnable(&m.threads[i]);
     }
@@ -381,6 +473,12 @@ static void end_thread(void) {
         const thread *other = first_lane(index / 32, w->collective);
         fail("the thread ends while lane %u waits in %s at %s:%d", index_of(other) % 32, where(other), other->file, other->line);
     }
+    if (w->barrier && first_lane(index / 32, w->barrier)->state == AT_NAMED_BARRIER) {
+        const thread *other = first_lane(index / 32, w->barrier);
+        fail("the thread ends while lane %u waits in %s at %s:%d", index_of(other) % 32, where(other), other->file, other->line);
+    }
+    if (t->num_copies)
+        fail("the thread ends without copy_async_wait for its copy at %s:%d", t->copies[0].file, t->copies[0].line);
     if (m.num_barrier) {
         unsigned i = 0;
         while (m.threads[i].state != AT_BARRIER) i++;
@@ -438,26 +536,29 @@ static void enter_array(emulation_array *array) {
              MAX_SHARED_BYTES);
 }
 
-/* Whether no barrier orders one of these accesses before what the current thread does now. */
-static int unordered(const emulation_access *a, unsigned warp_index, unsigned lane) {
-    if (a->block_epoch != m.block_epoch) return 0;
-    if (a->warp != warp_index) return 1;
-    return a->warp_epoch == m.warps[warp_index].epoch && a->lane != lane;
+/* The warps whose access no barrier orders before what the current thread does now. */
+static unsigned unordered(const emulation_access *a, unsigned warp_index, unsigned lane) {
+    unsigned found = 0;
+    if (a->block != m.block_serial) return 0;
+    for (unsigned rest = a->warps; rest; rest &= rest - 1) {
+        const unsigned other = (unsigned)__builtin_ctz(rest);
+        if (a->clock[other] <= m.warps[warp_index].known[other]) continue;
+        if (other != warp_index || a->lane[other] != lane) found |= 1u << other;
+    }
+    return found;
 }
 
 static void note(emulation_access *a, unsigned warp_index, unsigned lane, const char *file, int line) {
-    if (a->block_epoch != m.block_epoch) {
-        a->block_epoch = m.block_epoch;
-        a->warp = (unsigned char)warp_index;
-        a->lane = (unsigned char)lane;
-    } else if (a->warp != warp_index) {
-        a->warp = SEVERAL;
-    } else if (a->warp_epoch != m.warps[warp_index].epoch) {
-        a->lane = (unsigned char)lane;
-    } else if (a->lane != lane) {
-        a->lane = SEVERAL;
+    const unsigned clock = m.warps[warp_index].known[warp_index] + 1;
+    if (a->block != m.block_serial) {
+        a->block = m.block_serial;
+        a->warps = 0;
     }
-    a->warp_epoch = m.warps[warp_index].epoch;
+    if (!(a->warps >> warp_index & 1) || a->clock[warp_index] != clock) a->lane[warp_index] = (unsigned char)lane;
+    else if (a->lane[warp_index] != lane) a->lane[warp_index] = SEVERAL;
+    a->warps |= 1u << warp_index;
+    a->clock[warp_index] = clock;
+    a->latest = warp_index;
     a->file = file;
     a->line = line;
 }
@@ -468,25 +569,34 @@ static const char *access_name(int access) {
 
 static void check_order(const emulation_array *array, long long index, int access, const char *file, int line,
                         const emulation_access *other, int other_access) {
-    const unsigned thread_index = index_of(m.current);
+    const unsigned thread_index = index_of(m.current), warps = unordered(other, thread_index / 32, thread_index % 32);
     char who[64];
-    if (!unordered(other, thread_index / 32, thread_index % 32)) return;
-    if (other->warp == SEVERAL) snprintf(who, sizeof who, "several warps");
-    else if (other->lane == SEVERAL) snprintf(who, sizeof who, "several lanes of warp %u", other->warp);
-    else snprintf(who, sizeof who, "warp %u lane %u", other->warp, other->lane);
-    fail("race: %s of %s[%lld] at %s:%d and %s by %s at %s:%d, with no %s barrier between", access_name(access), array->name,
-         index, file, line, access_name(other_access), who, other->file, other->line,
-         other->warp == thread_index / 32 ? "warp" : "block");
+    unsigned first;
+    if (!warps) return;
+    first = (unsigned)__builtin_ctz(warps);
+    if (warps & (warps - 1)) snprintf(who, sizeof who, "several warps");
+    else if (other->lane[first] == SEVERAL) snprintf(who, sizeof who, "several lanes of warp %u", first);
+    else snprintf(who, sizeof who, "warp %u lane %u", first, other->lane[first]);
+    fail("race: %s of %s[%lld] at %s:%d and %s by %s %s %s:%d, with no %s barrier between", access_name(access), array->name,
+         index, file, line, access_name(other_access), who, warps >> other->latest & 1 ? "at" : "before that at", other->file,
+         other->line, warps == 1u << thread_index / 32 ? "warp" : "block");
 }
 
 static void check_element(emulation_array *array, long long index, int access, const char *file, int line) {
     emulation_element *element = &array->elements[index];
     const unsigned warp_index = index_of(m.current) / 32, lane = index_of(m.current) % 32;
-    if (access != EMULATION_WRITE && element->write.block_epoch < m.first_epoch)
+    if (element->in_flight == m.block_serial) {
+        const emulation_access *copy = &element->write;
+        fail("%s of %s[%lld] at %s:%d while warp %u lane %u hasn't waited for its copy_async_16 at %s:%d", access_name(access),
+             array->name, index, file, line, copy->latest, copy->lane[copy->latest], copy->file, copy->line);
+    }
+    if (access != EMULATION_WRITE && element->write.block != m.block_serial)
         fail("%s of %s[%lld] at %s:%d, which this block never wrote", access_name(access), array->name, index, file, line);
     check_order(array, index, access, file, line, &element->write, EMULATION_WRITE);
     if (access != EMULATION_ATOMIC) check_order(array, index, access, file, line, &element->atomic, EMULATION_ATOMIC);
     if (access != EMULATION_READ) check_order(array, index, access, file, line, &element->read, EMULATION_READ);
+    if (access == EMULATION_WRITE) /* all that was here is ordered before */
+        element->write.warps = element->atomic.warps = element->read.warps = 0;
     note(access == EMULATION_READ ? &element->read : access == EMULATION_WRITE ? &element->write : &element->atomic, warp_index,
          lane, file, line);
 }
@@ -518,6 +628,57 @@ static void global_access(const void *address, unsigned size, const char *file, 
         fail("access to %u bytes at %p at %s:%d is outside every allocation of device memory", size, address, file, line);
 }
 
+/* The destination is in flight until the wait, which is when the bytes appear there. */
+static void copy_async(emulation_array *array, void *data, long long index, const void *from, const char *file, int line) {
+    const unsigned count = 16 / array->element_size;
+    thread *t = m.current;
+    copy *c;
+    global_access(from, 16, file, line);
+    if (index % count)
+        fail("copy_async_16 to %s[%lld] at %s:%d is misaligned: the index is no multiple of %u", array->name, index, file, line, count);
+    check_bounds(array, index, count, file, line);
+    if (t->num_copies == t->max_copies) {
+        const unsigned max_copies = t->max_copies ? 2 * t->max_copies : 16;
+        copy *grown = (copy *)realloc(t->copies, sizeof *grown * max_copies);
+        if (!grown) fail("no memory for another copy_async_16 at %s:%d", file, line);
+        t->copies = grown;
+        t->max_copies = max_copies;
+    }
+    c = &t->copies[t->num_copies++];
+    c->array = array;
+    c->to = (char *)data + index * array->element_size;
+    c->index = index;
+    c->group = t->num_groups;
+    c->file = file;
+    c->line = line;
+    memcpy(c->bytes, from, 16);
+    for (unsigned i = 0; i < count; i++) {
+        check_element(array, index + i, EMULATION_WRITE, file, line);
+        array->elements[index + i].in_flight = m.block_serial;
+    }
+}
+
+static void copy_async_commit(void) { m.current->num_groups++; }
+
+static void copy_async_wait(int groups) {
+    thread *t = m.current;
+    unsigned left = 0;
+    preempt();
+    for (unsigned i = 0; i < t->num_copies; i++) {
+        const copy *c = &t->copies[i];
+        if (c->group + (unsigned)groups >= t->num_groups) {
+            t->copies[left++] = *c;
+            continue;
+        }
+        memcpy(c->to, c->bytes, 16);
+        for (unsigned j = 0; j < 16 / c->array->element_size; j++) {
+            c->array->elements[c->index + j].in_flight = 0;
+            check_element(c->array, c->index + j, EMULATION_WRITE, c->file, c->line);
+        }
+    }
+    t->num_copies = left;
+}
+
 /* ---- blocks and launches ---- */
 static int make_stacks(unsigned count) {
     const size_t guard = (size_t)sysconf(_SC_PAGESIZE);
@@ -536,7 +697,6 @@ static void run_block(unsigned x, unsigned y) {
     machine.block_index_x = x;
     machine.block_index_y = y;
     m.block_serial++;
-    m.first_epoch = ++m.block_epoch;
     m.shared_bytes = 0;
     m.failed = m.waited = 0;
     m.num_barrier = m.num_ended = m.num_wait = 0;
@@ -546,10 +706,13 @@ static void run_block(unsigned x, unsigned y) {
     m.last_warp = (unsigned)draw() % m.num_warps;
     for (unsigned i = 0; i < m.num_warps; i++) {
         m.warps[i].runnable = m.warps[i].collective = m.warps[i].barrier = m.warps[i].ended = 0;
+        memset(m.warps[i].known, 0, sizeof m.warps[i].known);
     }
+    memset(m.named, 0, sizeof m.named);
     for (unsigned i = 0; i < threads; i++) {
         context_make(&m.threads[i].context, m.threads[i].stack, thread_entry);
         m.threads[i].fake_stack = NULL;
+        m.threads[i].num_copies = m.threads[i].num_groups = 0;
         make_runnable(&m.threads[i]);
     }
     m.old_memory = m.launch->dependent && m.launch->show_old_memory && m.launch->show_old_memory();
@@ -566,7 +729,10 @@ static void run_block(unsigned x, unsigned y) {
         m.launch->hide_old_memory();
     }
     if (!m.failed && m.num_ended != threads) {
-        emulation_report("kernel %s block (%u,%u): deadlock", m.launch->name, x, y);
+        unsigned i = 0;
+        while (m.threads[i].state == ENDED) i++;
+        emulation_report("kernel %s block (%u,%u) warp %u lane %u: deadlock: waits in %s at %s:%d", m.launch->name, x, y, i / 32,
+                         i % 32, where(&m.threads[i]), m.threads[i].file, m.threads[i].line);
         m.failed = 1;
     }
     if (!m.failed && m.launch->dependent && !m.waited) {
@@ -582,10 +748,14 @@ struct emulation_machine *emulation_machine_of_process(void) {
     machine.collective = collective;
     machine.matrix_multiply = matrix_multiply;
     machine.block_barrier = block_barrier;
+    machine.block_barrier_named = block_barrier_named;
     machine.wait_for_previous_kernels = wait_for_previous_kernels;
     machine.let_next_kernel_start = let_next_kernel_start;
     machine.shared_access = shared_access;
     machine.shared_load_4 = shared_load_4;
+    machine.copy_async = copy_async;
+    machine.copy_async_commit = copy_async_commit;
+    machine.copy_async_wait = copy_async_wait;
     machine.global_access = global_access;
     return &machine;
 }

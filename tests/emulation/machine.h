@@ -11,10 +11,13 @@ enum {
     EMULATION_MAX,
     EMULATION_MIN,
     EMULATION_BALLOT,
+    EMULATION_ANY,
+    EMULATION_ALL,
     EMULATION_MATCH,
     EMULATION_SHUFFLE,
     EMULATION_SHUFFLE_XOR,
     EMULATION_SHUFFLE_UP,
+    EMULATION_SHUFFLE_DOWN,
     EMULATION_WARP_BARRIER,
     EMULATION_MATRIX_F16,
     EMULATION_MATRIX_BF16
@@ -23,17 +26,20 @@ enum {
 /* Accesses to shared memory. */
 enum { EMULATION_READ, EMULATION_WRITE, EMULATION_ATOMIC };
 
-/* Accesses to one element by the threads that did so since the last barrier. 32 as lane or warp: more than one. */
+/* Accesses to one element: of each warp the latest. */
 typedef struct emulation_access {
-    const char *file;
+    const char *file; /* of the latest */
     int line;
-    unsigned block_epoch; /* block barriers passed, over all blocks; 0: never */
-    unsigned warp_epoch;  /* warp barriers passed by the warp */
-    unsigned char warp, lane;
+    unsigned latest;  /* its warp */
+    unsigned block;   /* the rest is void for other blocks; 0: none */
+    unsigned warps;   /* a bit for each warp that has been here */
+    unsigned clock[32];      /* of each of these: how many barriers of any kind it had passed, plus 1 */
+    unsigned char lane[32];  /* and its lane; 32: more than one, at this clock */
 } emulation_access;
 
 typedef struct emulation_element {
-    emulation_access write, atomic, read;
+    emulation_access write, atomic, read; /* the others since the write */
+    unsigned in_flight;                   /* the block in which an asynchronous copy to here hasn't been waited for */
 } emulation_element;
 
 /* One SHARED array. */
@@ -55,10 +61,14 @@ typedef struct emulation_machine {
     unsigned (*collective)(int operation, unsigned value, unsigned argument, const char *file, int line);
     void (*matrix_multiply)(int operation, const emulation_matrix *matrix, const char *file, int line);
     void (*block_barrier)(const char *file, int line);
+    void (*block_barrier_named)(unsigned id, unsigned threads, const char *file, int line);
     void (*wait_for_previous_kernels)(const char *file, int line);
     void (*let_next_kernel_start)(void);
     void (*shared_access)(emulation_array *array, long long index, int access, const char *file, int line);
     void (*shared_load_4)(emulation_array *array, long long index, const char *file, int line);
+    void (*copy_async)(emulation_array *array, void *data, long long index, const void *from, const char *file, int line);
+    void (*copy_async_commit)(void);
+    void (*copy_async_wait)(int groups);
     void (*global_access)(const void *address, unsigned size, const char *file, int line);
 } emulation_machine;
 

@@ -1,0 +1,16 @@
+/*
+  Each thread copies four numbers and reads them itself. FAULT: it doesn't wait for the copy.
+*/
+#include "device.h"
+struct fault_args { const int *in; int *out; unsigned n; };
+
+KERNEL(fault, 32, fault_args) {
+    SHARED(int, part, 128);
+    const u32 i = thread_index() * 4;
+    copy_async_16(part, i, a.in + i);
+    copy_async_commit();
+#if !FAULT
+    copy_async_wait<0>();
+#endif
+    a.out[i] = part[i + 3];
+}
