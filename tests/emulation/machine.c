@@ -586,9 +586,9 @@ static void check_element(emulation_array *array, long long index, int access, c
     emulation_element *element = &array->elements[index];
     const unsigned warp_index = index_of(m.current) / 32, lane = index_of(m.current) % 32;
     if (element->in_flight == m.block_serial) {
-        const emulation_access *copy = &element->write;
+        const emulation_access *by = &element->write;
         fail("%s of %s[%lld] at %s:%d while warp %u lane %u hasn't waited for its copy_async_16 at %s:%d", access_name(access),
-             array->name, index, file, line, copy->latest, copy->lane[copy->latest], copy->file, copy->line);
+             array->name, index, file, line, by->latest, by->lane[by->latest], by->file, by->line);
     }
     if (access != EMULATION_WRITE && element->write.block != m.block_serial)
         fail("%s of %s[%lld] at %s:%d, which this block never wrote", access_name(access), array->name, index, file, line);
@@ -635,7 +635,8 @@ static void copy_async(emulation_array *array, void *data, long long index, cons
     copy *c;
     global_access(from, 16, file, line);
     if (index % count)
-        fail("copy_async_16 to %s[%lld] at %s:%d is misaligned: the index is no multiple of %u", array->name, index, file, line, count);
+        fail("copy_async_16 to %s[%lld] at %s:%d is misaligned: the index is no multiple of %u",
+             array->name, index, file, line, count);
     check_bounds(array, index, count, file, line);
     if (t->num_copies == t->max_copies) {
         const unsigned max_copies = t->max_copies ? 2 * t->max_copies : 16;
