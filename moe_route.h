@@ -920,7 +920,7 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
 } moer_matrix;
 
-#define MOER_MAX_LAYER_VARIANTS 16
+#define MOER_MAX_LAYER_VARIANTS 20 /* each of the pointers in moe_route_layer at once are 19 */
 
 struct moe_route_layer {
     moe_route_context *context;
@@ -5169,7 +5169,7 @@ static moe_route_status moer_layer_check_router(moe_route_layer *layer, const mo
     router->scale = from->scale == 0.0f ? 1.0f : from->scale;
     /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. */
     if (router->score == MOE_ROUTE_SCORE_SOFTMAX && router->weight == MOE_ROUTE_WEIGHT_SCORE && router->renormalize == MOE_ROUTE_RENORMALIZE_SUM &&
-        router->renormalize_epsilon == 0.0f) {
+        router->renormalize_epsilon == 0.0f && router->selection_bias == 0) { /* with a bias the largest may be left out, and the sum be 0 */
         router->weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED;
         router->renormalize = MOE_ROUTE_RENORMALIZE_NONE;
     }
@@ -5309,6 +5309,8 @@ static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_famil
     if (status != MOE_ROUTE_OK) return status;
     for (i = 0; i < layer->num_variants; i++)
         if (layer->variants[i] == *variant) return MOE_ROUTE_OK;
+    if (layer->num_variants == MOER_MAX_LAYER_VARIANTS)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: it needs more than %u kernel variants", (unsigned)MOER_MAX_LAYER_VARIANTS);
     layer->variants[layer->num_variants++] = *variant;
     return MOE_ROUTE_OK;
 }

@@ -362,7 +362,7 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
 } moer_matrix;
 
-#define MOER_MAX_LAYER_VARIANTS 16
+#define MOER_MAX_LAYER_VARIANTS 20 /* each of the pointers in moe_route_layer at once are 19 */
 
 struct moe_route_layer {
     moe_route_context *context;

@@ -64,6 +64,7 @@ static void compile_layers(compilation *c, moe_route_context *context) {
         desc.experts.gate_up.bias = desc.experts.down.bias = layer_cases[i].spec.bias_dtype != MOE_ROUTE_DTYPE_DEFAULT ? 256 : 0;
         desc.max_tokens = 200;
         desc.operations = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | (i < 7 ? MOE_ROUTE_OPERATION_MATMUL : 0);
+        if (i == 6) desc.operations = 127; /* every variant that a layer can hold */
         snprintf(what, sizeof what, "layer %u", i);
         if (!small_size || layer_cases[i].in_small) compile_layer(c, context, &desc, what);
     }
