@@ -54,8 +54,8 @@ extern "C" {
 
    - Descriptions and argument structs are zero-initialised and filled by name. Zero means the default that the field's
      comment gives; 0 as an address means "not given".
-   - Every function that can fail returns a moe_route_status. On failure nothing was launched and nothing was written,
-     and moe_route_message() gives the reason: the argument, its value and what is allowed.
+   - Every function that can fail returns a moe_route_status. On failure nothing was launched and nothing was written
+     (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
      its element size; x, y and rows also to the largest power of two up to 16 that divides a row's size in bytes.
@@ -402,7 +402,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_launch_info {
-    char kernel[32];       /* the kernel family, such as "route" */
+    char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
     char variant[384];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
@@ -4679,9 +4679,10 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
     }
     variant = (moer_variant *)moer_alloc(context, sizeof *variant);
     if (variant == NULL || !moer_append(variant->defines, sizeof variant->defines, "%s", defines)) {
+        const int allocated = variant != NULL;
         moer_free(context, variant);
         moer_mutex_unlock(&context->mutex);
-        if (variant != NULL) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
+        if (allocated) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
         return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
     }
     variant->family = family;
@@ -6120,8 +6121,8 @@ MOE_ROUTE_API moe_route_status moe_route_route(const moe_route_layer *layer, con
     status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_ROUTE, "ROUTE");
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK) return status;
-    status = moer_check_address(&call, "logits", args->logits, 1, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, 1, 4);
+    status = moer_check_address(&call, "logits", args->logits, args->num_tokens != 0, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, args->num_tokens != 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 0, 4);
     if (status != MOE_ROUTE_OK) return status;
     memset(&routing, 0, sizeof routing);
@@ -6142,7 +6143,7 @@ MOE_ROUTE_API moe_route_status moe_route_maps(const moe_route_layer *layer, cons
     status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_MAPS, "MAPS");
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK) return status;
-    status = moer_check_address(&call, "ids", args->ids, 1, 4);
+    status = moer_check_address(&call, "ids", args->ids, args->num_tokens != 0, 4);
     if (status != MOE_ROUTE_OK) return status;
     memset(&routing, 0, sizeof routing);
     routing.ids = args->ids;
@@ -6180,7 +6181,7 @@ MOE_ROUTE_API moe_route_status moe_route_matmul(const moe_route_layer *layer, co
     if (args->num_tokens == 0) return MOE_ROUTE_OK;
     status = moer_check_address(&call, "ids", args->ids, 1, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, moer_row_alignment(matrix->inner, layer->dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "out", args->out, 1, moer_row_alignment(matrix->rows, layer->dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "out", args->out, 1, (uint32_t)moer_dtype_size(layer->dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;

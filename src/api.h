@@ -35,8 +35,8 @@ extern "C" {
 
    - Descriptions and argument structs are zero-initialised and filled by name. Zero means the default that the field's
      comment gives; 0 as an address means "not given".
-   - Every function that can fail returns a moe_route_status. On failure nothing was launched and nothing was written,
-     and moe_route_message() gives the reason: the argument, its value and what is allowed.
+   - Every function that can fail returns a moe_route_status. On failure nothing was launched and nothing was written
+     (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
      its element size; x, y and rows also to the largest power of two up to 16 that divides a row's size in bytes.
@@ -383,7 +383,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_launch_info {
-    char kernel[32];       /* the kernel family, such as "route" */
+    char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
     char variant[384];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */

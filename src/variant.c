@@ -136,9 +136,10 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
     }
     variant = (moer_variant *)moer_alloc(context, sizeof *variant);
     if (variant == NULL || !moer_append(variant->defines, sizeof variant->defines, "%s", defines)) {
+        const int allocated = variant != NULL;
         moer_free(context, variant);
         moer_mutex_unlock(&context->mutex);
-        if (variant != NULL) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
+        if (allocated) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
         return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
     }
     variant->family = family;
