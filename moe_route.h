@@ -58,7 +58,7 @@ extern "C" {
      (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
-     its element size; x, y and rows also to the largest power of two up to 16 that divides a row's size in bytes.
+     its element size; x, y, rows and out also to the largest power of two up to 16 that divides a row's size in bytes.
    - The caller owns all memory that it names. Weights and biases must stay valid for the layer's life, the arguments of a
      call until the work has finished on its stream.
    - After a layer is created no call allocates, synchronises, compiles or touches the disk: each one only launches
@@ -6181,7 +6181,7 @@ MOE_ROUTE_API moe_route_status moe_route_matmul(const moe_route_layer *layer, co
     if (args->num_tokens == 0) return MOE_ROUTE_OK;
     status = moer_check_address(&call, "ids", args->ids, 1, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, moer_row_alignment(matrix->inner, layer->dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "out", args->out, 1, (uint32_t)moer_dtype_size(layer->dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "out", args->out, 1, moer_row_alignment(matrix->rows, layer->dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;

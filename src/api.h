@@ -39,7 +39,7 @@ extern "C" {
      (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
-     its element size; x, y and rows also to the largest power of two up to 16 that divides a row's size in bytes.
+     its element size; x, y, rows and out also to the largest power of two up to 16 that divides a row's size in bytes.
    - The caller owns all memory that it names. Weights and biases must stay valid for the layer's life, the arguments of a
      call until the work has finished on its stream.
    - After a layer is created no call allocates, synchronises, compiles or touches the disk: each one only launches

@@ -255,7 +255,7 @@ MOE_ROUTE_API moe_route_status moe_route_matmul(const moe_route_layer *layer, co
     if (args->num_tokens == 0) return MOE_ROUTE_OK;
     status = moer_check_address(&call, "ids", args->ids, 1, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, moer_row_alignment(matrix->inner, layer->dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "out", args->out, 1, (uint32_t)moer_dtype_size(layer->dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "out", args->out, 1, moer_row_alignment(matrix->rows, layer->dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
