@@ -55,7 +55,8 @@ extern "C" {
    - Descriptions and argument structs are zero-initialised and filled by name. Zero means the default that the field's
      comment gives; 0 as an address means "not given".
    - Every function that can fail returns a moe_route_status. On failure nothing was launched and nothing was written
-     (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the argument, its value and what is allowed.
+     (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the
+     argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
      its element size; x, y, rows and out also to the largest power of two up to 16 that divides a row's size in bytes.
@@ -906,7 +907,7 @@ typedef struct moer_router {
     uint32_t num_experts, top_k;
     moe_route_dtype logits_dtype;
     moe_route_score score;
-    moe_route_weight weight; /* SOFTMAX_SELECTED also where a softmax is renormalised by its plain sum: the same weights */
+    moe_route_weight weight; /* SOFTMAX_SELECTED also for a softmax without bias that its plain sum renormalises */
     moe_route_renormalize renormalize;
     moe_route_address selection_bias;
     float renormalize_epsilon, scale;
@@ -920,7 +921,7 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
 } moer_matrix;
 
-#define MOER_MAX_LAYER_VARIANTS 20 /* each of the pointers in moe_route_layer at once are 19 */
+#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 struct moe_route_layer {
     moe_route_context *context;
@@ -4448,25 +4449,23 @@ static moe_route_status moer_context_open(moe_route_context *context, const moe_
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: nvrtc_path has more than %d characters", MOER_PATH_MAX - 1);
     switch (desc->device) {
     case MOE_ROUTE_DEVICE_DEFAULT:
-        memset(&context->logger, 0, sizeof context->logger); /* that there is no GPU isn't an error here */
+    case MOE_ROUTE_DEVICE_GPU: {
+        int falls_back;
+        memset(&context->logger, 0, sizeof context->logger); /* whether a failure is an error shows afterwards */
         status = moer_context_open_gpu(context, desc);
         context->logger = desc->logger;
-        if (status == MOE_ROUTE_ERROR_NO_DEVICE) {
-            moer_log(context, MOE_ROUTE_LOG_INFO, "using the CPU backend: %s", context->message != NULL ? context->message : "no GPU");
+        falls_back = status == MOE_ROUTE_ERROR_NO_DEVICE && desc->device == MOE_ROUTE_DEVICE_DEFAULT;
+        if (status != MOE_ROUTE_OK)
+            moer_log(context, falls_back ? MOE_ROUTE_LOG_INFO : MOE_ROUTE_LOG_ERROR, "%s%s", falls_back ? "using the CPU backend: " : "",
+                     context->message != NULL ? context->message : moe_route_status_name(status));
+        if (falls_back) {
             free(context->message);
             context->message = NULL;
             break;
         }
-        if (status != MOE_ROUTE_OK) {
-            moer_log(context, MOE_ROUTE_LOG_ERROR, "%s", context->message != NULL ? context->message : "no GPU");
-            return status;
-        }
-        moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
-        return MOE_ROUTE_OK;
-    case MOE_ROUTE_DEVICE_GPU:
-        status = moer_context_open_gpu(context, desc);
         if (status == MOE_ROUTE_OK) moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
         return status;
+    }
     case MOE_ROUTE_DEVICE_CPU:
         break;
     case MOE_ROUTE_DEVICE_COMPILE:
@@ -5168,9 +5167,10 @@ static moe_route_status moer_layer_check_router(moe_route_layer *layer, const mo
     router->selection_bias = from->selection_bias;
     router->renormalize_epsilon = from->renormalize_epsilon;
     router->scale = from->scale == 0.0f ? 1.0f : from->scale;
-    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. */
+    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. Not with
+       a bias: it may leave the largest logit out, and then the sum over the selected may be 0. */
     if (router->score == MOE_ROUTE_SCORE_SOFTMAX && router->weight == MOE_ROUTE_WEIGHT_SCORE && router->renormalize == MOE_ROUTE_RENORMALIZE_SUM &&
-        router->renormalize_epsilon == 0.0f && router->selection_bias == 0) { /* with a bias the largest may be left out, and the sum be 0 */
+        router->renormalize_epsilon == 0.0f && router->selection_bias == 0) {
         router->weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED;
         router->renormalize = MOE_ROUTE_RENORMALIZE_NONE;
     }

@@ -36,7 +36,8 @@ extern "C" {
    - Descriptions and argument structs are zero-initialised and filled by name. Zero means the default that the field's
      comment gives; 0 as an address means "not given".
    - Every function that can fail returns a moe_route_status. On failure nothing was launched and nothing was written
-     (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the argument, its value and what is allowed.
+     (after ERROR_DRIVER an operation's first launches may have been), and moe_route_message() gives the reason: the
+     argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
      its element size; x, y, rows and out also to the largest power of two up to 16 that divides a row's size in bytes.

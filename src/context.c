@@ -89,25 +89,23 @@ static moe_route_status moer_context_open(moe_route_context *context, const moe_
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: nvrtc_path has more than %d characters", MOER_PATH_MAX - 1);
     switch (desc->device) {
     case MOE_ROUTE_DEVICE_DEFAULT:
-        memset(&context->logger, 0, sizeof context->logger); /* that there is no GPU isn't an error here */
+    case MOE_ROUTE_DEVICE_GPU: {
+        int falls_back;
+        memset(&context->logger, 0, sizeof context->logger); /* whether a failure is an error shows afterwards */
         status = moer_context_open_gpu(context, desc);
         context->logger = desc->logger;
-        if (status == MOE_ROUTE_ERROR_NO_DEVICE) {
-            moer_log(context, MOE_ROUTE_LOG_INFO, "using the CPU backend: %s", context->message != NULL ? context->message : "no GPU");
+        falls_back = status == MOE_ROUTE_ERROR_NO_DEVICE && desc->device == MOE_ROUTE_DEVICE_DEFAULT;
+        if (status != MOE_ROUTE_OK)
+            moer_log(context, falls_back ? MOE_ROUTE_LOG_INFO : MOE_ROUTE_LOG_ERROR, "%s%s", falls_back ? "using the CPU backend: " : "",
+                     context->message != NULL ? context->message : moe_route_status_name(status));
+        if (falls_back) {
             free(context->message);
             context->message = NULL;
             break;
         }
-        if (status != MOE_ROUTE_OK) {
-            moer_log(context, MOE_ROUTE_LOG_ERROR, "%s", context->message != NULL ? context->message : "no GPU");
-            return status;
-        }
-        moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
-        return MOE_ROUTE_OK;
-    case MOE_ROUTE_DEVICE_GPU:
-        status = moer_context_open_gpu(context, desc);
         if (status == MOE_ROUTE_OK) moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
         return status;
+    }
     case MOE_ROUTE_DEVICE_CPU:
         break;
     case MOE_ROUTE_DEVICE_COMPILE:

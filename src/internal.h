@@ -348,7 +348,7 @@ typedef struct moer_router {
     uint32_t num_experts, top_k;
     moe_route_dtype logits_dtype;
     moe_route_score score;
-    moe_route_weight weight; /* SOFTMAX_SELECTED also where a softmax is renormalised by its plain sum: the same weights */
+    moe_route_weight weight; /* SOFTMAX_SELECTED also for a softmax without bias that its plain sum renormalises */
     moe_route_renormalize renormalize;
     moe_route_address selection_bias;
     float renormalize_epsilon, scale;
@@ -362,7 +362,7 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
 } moer_matrix;
 
-#define MOER_MAX_LAYER_VARIANTS 20 /* each of the pointers in moe_route_layer at once are 19 */
+#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 struct moe_route_layer {
     moe_route_context *context;

@@ -49,9 +49,10 @@ static moe_route_status moer_layer_check_router(moe_route_layer *layer, const mo
     router->selection_bias = from->selection_bias;
     router->renormalize_epsilon = from->renormalize_epsilon;
     router->scale = from->scale == 0.0f ? 1.0f : from->scale;
-    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. */
+    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. Not with
+       a bias: it may leave the largest logit out, and then the sum over the selected may be 0. */
     if (router->score == MOE_ROUTE_SCORE_SOFTMAX && router->weight == MOE_ROUTE_WEIGHT_SCORE && router->renormalize == MOE_ROUTE_RENORMALIZE_SUM &&
-        router->renormalize_epsilon == 0.0f && router->selection_bias == 0) { /* with a bias the largest may be left out, and the sum be 0 */
+        router->renormalize_epsilon == 0.0f && router->selection_bias == 0) {
         router->weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED;
         router->renormalize = MOE_ROUTE_RENORMALIZE_NONE;
     }

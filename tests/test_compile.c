@@ -1,7 +1,7 @@
 /*
   test_compile.c: every variant that the tests and the demo use compiles with the NVRTC at hand for every architecture, as a
-  real cubin. Needs NVRTC and no GPU. TEST_TARGETS, a list such as "80 90", replaces the
-  architectures; TEST_SIZE=small a selection of the layers.
+  real cubin. Needs NVRTC and no GPU. TEST_TARGETS, a list such as "80 90", replaces the architectures; TEST_SIZE=small a
+  selection of the layers.
 */
 #define MOE_ROUTE_IMPLEMENTATION
 #include "../moe_route.h"

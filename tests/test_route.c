@@ -255,6 +255,29 @@ TEST(route_is_defined_for_every_input) {
     run_edge(MOE_ROUTE_SCORE_SIGMOID, 2, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, "sigmoid with a bad bias");
 }
 
+/* A bias may select an expert whose softmax is 0 in f32: the sum over the selected is 0, and so is the weight. */
+TEST(route_with_a_bias_keeps_its_plain_sum) {
+    const route_case c = {2, 1, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, 0};
+    static const float logits[2] = {200.0f, 0.0f}, bias[2] = {0.0f, 5.0f};
+    moe_route_router router;
+    moe_route_layer *layer;
+    device_buffer bias_buffer;
+    routing_input input;
+    routing_output output;
+    fill_router(&router, &c);
+    layer = create_router(&device, &router, bias, &bias_buffer, 1);
+    REQUIRE(layer, "no layer");
+    memset(&input, 0, sizeof input);
+    input.num_tokens = 1;
+    input.logits = logits;
+    input.logits_size = sizeof logits;
+    CHECK(routing_run(&device, layer, &router, 2, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
+    CHECK(output.ids[0] == 1 && output.weights[0] == 0.0f, "expert %d weighs %g", output.ids[0], (double)output.weights[0]);
+    routing_output_free(&output);
+    moe_route_layer_destroy(layer);
+    device_destroy(&device, &bias_buffer);
+}
+
 /* ---- padded batches ---- */
 
 TEST(route_leaves_padding_out) {
@@ -434,6 +457,7 @@ int main(int argc, char **argv) {
     if (!device_open(&device, device_wanted(), NULL) || !device_open(&cpu, MOE_ROUTE_DEVICE_CPU, NULL)) device_die(device.reason);
     RUN(route_matches_its_definition);
     RUN(route_is_defined_for_every_input);
+    RUN(route_with_a_bias_keeps_its_plain_sum);
     RUN(route_leaves_padding_out);
     RUN(route_agrees_with_transformers);
     RUN(route_gives_the_same_bits_every_time);
