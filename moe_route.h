@@ -1469,7 +1469,7 @@ static const char *const moer_source_4[] = { /* scores.h */
     "    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));\n"
     "}\n"
     "\n"
-    "/* log(1 + e^x) within 3 units of 2^-24, for any x: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the\n"
+    "/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the\n"
     "   logarithm is 2 atanh(u) = 2u + 2u z q(z), z = u^2 up to 1/9, q fitted for the least relative error. */\n"
     "MOER_SCORE float moer_softplus(float x) {\n"
     "    const float t = moer_exp(x < 0.0f \? x : -x);\n"
@@ -1481,14 +1481,15 @@ static const char *const moer_source_4[] = { /* scores.h */
     "    return MOER_FMA(2.0f, q, x > 0.0f \? x : 0.0f);\n"
     "}\n"
     "\n"
-    "MOER_SCORE float moer_sqrt_softplus(float x) { return MOER_SQRT(moer_softplus(x)); }\n"
+    "/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */\n"
+    "MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f \? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }\n"
     "\n"
     "/* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */\n"
-    "MOER_SCORE float moer_tanh(float x) {\n"
+    "MOER_SCORE float moer_tanh(float x) {\n",
     "    const float magnitude = x < 0.0f \? -x : x;\n"
     "    float q;\n"
     "    if (magnitude < 0.625f) {\n"
-    "        const float z = MOER_MUL(x, x);\n",
+    "        const float z = MOER_MUL(x, x);\n"
     "        q = MOER_FMA(-5.70498640e-3f, z, 2.06390861e-2f);\n"
     "        q = MOER_FMA(q, z, -5.37397154e-2f);\n"
     "        q = MOER_FMA(q, z, 1.33314416e-1f);\n"
@@ -1747,11 +1748,12 @@ static const char *const moer_source_5[] = { /* select.h */
     "#pragma unroll\n"
     "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
     "        const u32 e = i * 32 + lane;\n"
+    "        if (e >= E) continue;\n"
     "        float order = score_of(moer_key_value(key[i]), scale);\n"
     "#if BIAS\n"
-    "        if (e < E) order = f32_add(order, a.selection_bias[e]);\n"
+    "        order = f32_add(order, a.selection_bias[e]);\n"
     "#endif\n"
-    "        if (e < E) key[i] = moer_order_key(order);\n"
+    "        key[i] = moer_order_key(order);\n"
     "    }\n"
     "#endif\n"
     "#if DROPS_GROUPS\n"
@@ -2934,7 +2936,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_13},
     {"expand.cu", moer_source_14},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "a19594bf18e24c2492a09fe57c963f7f68e5133bd6636a96071a4da8065d3f31";
+static const char moer_sources_digest[] = "6f8fc32ec71bfbba95010e9ca866c1a9a01a0604a4a49086e6bed1b22576df43";
 
 /* ---- src/base.c ---- */
 /*
@@ -5188,7 +5190,7 @@ MOER_SCORE float moer_sigmoid(float x) {
     return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));
 }
 
-/* log(1 + e^x) within 3 units of 2^-24, for any x: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the
+/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the
    logarithm is 2 atanh(u) = 2u + 2u z q(z), z = u^2 up to 1/9, q fitted for the least relative error. */
 MOER_SCORE float moer_softplus(float x) {
     const float t = moer_exp(x < 0.0f ? x : -x);
@@ -5200,7 +5202,8 @@ MOER_SCORE float moer_softplus(float x) {
     return MOER_FMA(2.0f, q, x > 0.0f ? x : 0.0f);
 }
 
-MOER_SCORE float moer_sqrt_softplus(float x) { return MOER_SQRT(moer_softplus(x)); }
+/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */
+MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f ? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }
 
 /* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */
 MOER_SCORE float moer_tanh(float x) {
