@@ -68,7 +68,9 @@ typedef struct layer_case {
     int in_small;
 } layer_case;
 
-#define REST 0, 0, 0, 0, MOE_ROUTE_AUTO, MOE_ROUTE_AUTO /* all experts; tokens and operations as the test sets them */
+#define PLAIN {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}
+#define ALL 0, 0, 0, 0, MOE_ROUTE_AUTO, MOE_ROUTE_AUTO /* experts; tokens and operations as the test sets them */
+#define REST ALL, PLAIN
 
 static const layer_case layer_cases[] = {
     /* E, k, H, I, dtype, format, group, scales, interleaved, bias */
@@ -90,7 +92,24 @@ static const layer_case layer_cases[] = {
     {{16, 8, 704, 1056, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, REST}, 0},
 };
 
+/* What stands between the matmuls, the weight's place, identity experts. Limits are low enough to bite. */
+static const layer_case choice_cases[] = {
+    /* activation, no gate, alpha, up offset, clamp, its position, weight on input, identity experts */
+    {{8, 2, 64, 48, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F32, ALL, {MOE_ROUTE_ACTIVATION_GELU_TANH, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{8, 2, 64, 48, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_GELU_ERF, 0, 0, 0.5f, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{16, 4, 256, 128, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_INT4, 64, MOE_ROUTE_F16, 0, MOE_ROUTE_BF16, ALL, {MOE_ROUTE_ACTIVATION_RELU2, 1, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{7, 3, 65, 31, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_GELU_ERF, 1, 0, 0, 0.4f, MOE_ROUTE_CLAMP_AFTER, 0, 0}}, 1},
+    {{8, 4, 128, 64, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_BF16, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 1.3f, 1, 0.8f, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{8, 2, 128, 64, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0.3f, MOE_ROUTE_CLAMP_AFTER, 0, 0}}, 1},
+    {{8, 2, 96, 40, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F16, ALL, {MOE_ROUTE_ACTIVATION_SILU, 1, 0.7f, 0, 1, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{16, 4, 256, 128, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT8, 64, MOE_ROUTE_F16, 0, MOE_ROUTE_F16, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 1, 0}}, 1},
+    {{12, 4, 128, 64, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 4}}, 1},
+    {{11, 5, 67, 35, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_F32, ALL, {MOE_ROUTE_ACTIVATION_RELU2, 0, 0, -0.5f, 1.5f, MOE_ROUTE_CLAMP_BEFORE, 1, 6}}, 1},
+};
+
 #undef REST
+#undef ALL
+#undef PLAIN
 
 #define NUM_CASES(cases) (sizeof (cases) / sizeof (cases)[0])
 
