@@ -160,11 +160,20 @@ typedef struct moe_route_context_info {
 MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, moe_route_context_info *info);
 
 /* --------------------------------------------------------------------------------------------------------------------
-   Router description: logits [T, E] -> ids [T, k], weights [T, k]
+   Router description: logits [T, E + S] -> ids [T, k], weights [T, k], shared weights [T, S]
+
+   For one token, with every choice made:
+     l[e]       = logits[e] + logit_bias[e], then softcap * tanh(l[e] / softcap)
+     score[e]   = score(l[e])
+     order[e]   = score[e] + selection_bias[e], dropped where a group rule says so
+     ids        = the k experts of largest order[e], or given ids, or a row of a table
+     w[j]       = weight(ids[j]), renormalised over the k (and the S shared experts)
+     weights[j] = w[j] * scale * expert_scale[ids[j]] / k
 
    The order of a token's ids is: descending selection score, then ascending expert id. A NaN logit or bias counts as
    -inf, +0 and -0 are equal. Every row has k distinct ids in range and finite weights. An expert whose selection score is
-   -inf can't be selected: where fewer than k can be, the row ends with the lowest unused ids and weight 0.
+   -inf can't be selected: where fewer than k can be, the row ends with the lowest unused ids and weight 0. Without bias
+   and groups, and with a built-in score, experts are ordered by l[e]: the same order before rounding.
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef enum moe_route_dtype {
@@ -175,31 +184,84 @@ typedef enum moe_route_dtype {
 } moe_route_dtype;
 
 typedef enum moe_route_score {
-    MOE_ROUTE_SCORE_SOFTMAX = 0, /* exp(l[e] - max) / sum over all experts. Several logits of +inf share the weight */
-    MOE_ROUTE_SCORE_SIGMOID = 1  /* 1 / (1 + exp(-l[e])), which is 0 in f32 for l[e] below -88.7 */
+    MOE_ROUTE_SCORE_SOFTMAX = 0,      /* exp(l[e] - max) / sum over all experts. Several logits of +inf share the weight */
+    MOE_ROUTE_SCORE_SIGMOID = 1,      /* 1 / (1 + exp(-l[e])), which is 0 in f32 for l[e] below -88.7 */
+    MOE_ROUTE_SCORE_SQRT_SOFTPLUS = 2,/* sqrt(log(1 + exp(l[e]))) (DeepSeek-V4) */
+    MOE_ROUTE_SCORE_IDENTITY = 3,     /* l[e] */
+    MOE_ROUTE_SCORE_SPARSE_MIXER = 4, /* SparseMixer (Phi-3.5-MoE), in inference: slot j takes the largest l among the experts
+                                         that are left, m; its weight is its softmax among those of them for which
+                                         (m - l[e]) / max(|l[e]|, m) is at most 2 * jitter */
+    MOE_ROUTE_SCORE_CUSTOM = 5        /* score_expression, score_function */
 } moe_route_score;
+
+/* A score of one's own on the CPU backend. */
+typedef float (*moe_route_score_function)(float x, void *user);
+
+typedef enum moe_route_group_rule { /* experts in num_groups groups of neighbours */
+    MOE_ROUTE_GROUPS_NONE = 0,
+    MOE_ROUTE_GROUPS_MAX = 1,      /* only the topk_groups groups whose best expert has the largest order stay */
+    MOE_ROUTE_GROUPS_TOP2_SUM = 2, /* the same by the sum of the best two */
+    MOE_ROUTE_GROUPS_QUOTA = 3     /* every group gives its best k / num_groups experts */
+} moe_route_group_rule;
+
+typedef enum moe_route_dropped { /* the order of experts in dropped groups: it matters where biased scores are negative */
+    MOE_ROUTE_DROPPED_MINUS_INFINITY = 0,
+    MOE_ROUTE_DROPPED_ZERO = 1
+} moe_route_dropped;
+
+typedef enum moe_route_ids_source {
+    MOE_ROUTE_IDS_SELECTED = 0,
+    MOE_ROUTE_IDS_GIVEN = 1, /* by the call, in `ids`; only weights are computed. Ids may repeat, each one counts; those out
+                                of range have weight 0 */
+    MOE_ROUTE_IDS_TABLE = 2  /* a row of id_table (hash routing), chosen by the call's token_ids; otherwise likewise. Ids out
+                                of range become -1 */
+} moe_route_ids_source;
 
 typedef enum moe_route_weight {
     MOE_ROUTE_WEIGHT_SCORE = 0,            /* the expert's score; a selection bias never enters it */
-    MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED = 1  /* softmax of the logits over the selected experts */
+    MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax of l over the selected experts */
+    MOE_ROUTE_WEIGHT_SIGMOID_SELECTED = 2  /* sigmoid of l */
 } moe_route_weight;
 
 typedef enum moe_route_renormalize {
     MOE_ROUTE_RENORMALIZE_NONE = 0,
-    MOE_ROUTE_RENORMALIZE_SUM = 1 /* divide by (sum over the selected + renormalize_epsilon); all 0 where that is 0 */
+    MOE_ROUTE_RENORMALIZE_SUM = 1,     /* divide by (sum + renormalize_epsilon); all 0 where that is 0 */
+    MOE_ROUTE_RENORMALIZE_MAX_SUM = 2, /* divide by max(sum, renormalize_epsilon) */
+    MOE_ROUTE_RENORMALIZE_L2 = 3       /* divide by (square root of the sum of squares + renormalize_epsilon) */
 } moe_route_renormalize;
 
 typedef struct moe_route_router {
-    uint32_t num_experts;              /* E, 1 to 2048 */
+    uint32_t num_experts;              /* E, 1 to 2048: every id that can be selected, identity and skip experts included */
     uint32_t top_k;                    /* k, 1 to min(E, 64) */
-    moe_route_dtype logits_dtype;      /* default F32 */
+    uint32_t num_shared_experts;       /* S, 0 to 32: experts that every token uses, with logits after those of the E, whose
+                                          weights are part of the renormalisation and a second output (Inkling). Not
+                                          with SOFTMAX or SPARSE_MIXER scores as weights */
+    uint32_t num_skip_experts;         /* the last so many of the E do nothing: their weight is 0 after renormalising (Zaya) */
+    moe_route_dtype logits_dtype;      /* default F32. Whatever it is, the arithmetic is f32 */
+    moe_route_dtype weights_dtype;     /* of the weights, whether they are output or given; default F32 */
+    moe_route_address logit_bias;      /* f32 [E + S] or 0 */
+    float softcap;                     /* 0: none */
     moe_route_score score;
-    moe_route_address selection_bias;  /* f32 [E] or 0: experts are selected by score + bias. Without it they are selected
-                                          by logit, the same order before rounding */
+    const char *score_expression;      /* SCORE_CUSTOM on a GPU: a CUDA expression of `float x` (l[e]) with a float as its
+                                          value, such as "x > 0.0f ? x * x : 0.0f"; up to 160 characters, without ; { } " ' #
+                                          and backslash. NaN counts as -inf. Not kept: it may be freed after creation */
+    moe_route_score_function score_function; /* SCORE_CUSTOM on the CPU backend */
+    void *score_user;                  /* second argument of score_function */
+    float jitter;                      /* SCORE_SPARSE_MIXER: 0 or more */
+    moe_route_address selection_bias;  /* f32 [E] or 0 */
+    moe_route_group_rule group_rule;
+    uint32_t num_groups;               /* with a group rule: 1 to 64, a divisor of E (QUOTA: of k, too) */
+    uint32_t topk_groups;              /* MAX, TOP2_SUM: 1 to num_groups */
+    moe_route_dropped dropped;         /* MAX, TOP2_SUM */
+    moe_route_ids_source ids;
+    moe_route_address id_table;        /* IDS_TABLE: int32 [id_table_rows, k] */
+    uint32_t id_table_rows;            /* IDS_TABLE: the vocabulary's size, at least 1 */
     moe_route_weight weight;
     moe_route_renormalize renormalize;
     float renormalize_epsilon;         /* 0 or positive: 1e-20, 1e-6, ... */
-    float scale;                       /* multiplies the weights at the end; 0: 1 */
+    float scale;                       /* multiplies the weights; 0: 1 */
+    moe_route_address expert_scale;    /* f32 [E] or 0: multiplies the weights of each expert (Gemma-4) */
+    int32_t divide_by_top_k;           /* 1: the weights are divided by k at the end */
 } moe_route_router;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -265,11 +327,16 @@ typedef struct moe_route_experts {
                                          gate_up[e] @ x[t] is multiplied, before its bias: weight * x itself isn't rounded */
     uint32_t first_expert;            /* expert parallelism: the weights hold experts first_expert to ... */
     uint32_t num_local_experts;       /* ... first_expert + num_local_experts - 1; 0: all from first_expert on. Ids outside
-                                         contribute nothing; that is also how to describe experts that skip */
-    uint32_t num_identity_experts;    /* Z: the last Z of the router's experts have no weights and return their input: each
-                                         adds weights[t, j] * x[t] to y[t], in slot j's place, whatever weight_on_input is.
-                                         They aren't local experts and have no place in maps. With expert parallelism they
-                                         are added where first_expert is 0 */
+                                         contribute nothing */
+    uint32_t num_identity_experts;    /* Z: the last Z of the router's experts before those that skip have no weights and return
+                                         their input: each adds weights[t, j] * x[t] to y[t], in slot j's place, whatever
+                                         weight_on_input is. They aren't local experts, have no place in maps and -1 in an
+                                         expert_map. With expert parallelism they are added where first_expert is 0 */
+    moe_route_address expert_map;     /* int32 [E, expert_map_columns] or 0: the physical experts that hold each expert, as
+                                         many as there are before a -1; token t uses number t modulo that count. The weights,
+                                         first_expert and num_local_experts, and the maps then speak of physical experts */
+    uint32_t expert_map_columns;      /* with expert_map: 1 to 64; default 1 */
+    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights */
 } moe_route_experts;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -318,15 +385,18 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
 /* Fused layer: logits -> ids and weights -> experts -> y. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
-    moe_route_address logits;           /* [T, E]. 0: ids and weights are given */
-    moe_route_address ids;              /* int32 [T, k]. With logits an optional output, otherwise an input: ids may repeat,
-                                           those out of range contribute nothing */
-    moe_route_address weights;          /* f32 [T, k], likewise */
+    moe_route_address logits;           /* [T, E + S]. 0: ids and weights are given */
+    moe_route_address ids;              /* int32 [T, k]. With logits an optional output (with IDS_GIVEN an input), otherwise
+                                           an input: ids may repeat, those out of range contribute nothing */
+    moe_route_address weights;          /* [T, k] of weights_dtype, likewise */
+    moe_route_address shared_weights;   /* [T, S] of weights_dtype, or 0: an output with logits */
+    moe_route_address token_ids;        /* int32 [T]: with IDS_TABLE, the row of each token */
+    moe_route_address expert_load;      /* as in moe_route_expert_maps, or 0 */
     moe_route_address x;                /* [T, H] */
     moe_route_address y;                /* [T, H]; may not overlap x */
-    moe_route_address shared;           /* [T, H], a shared expert's output, or 0. After the sum over slots y[t] gets */
-    moe_route_address shared_weights;   /* f32 [T], or 0: 1.                       + shared_weights[t] * shared[t] */
-    moe_route_address residual;         /* [T, H], or 0.                           + residual[t]
+    moe_route_address shared_output;    /* [T, H] or 0, a shared expert's. After the sum over slots y[t] gets */
+    moe_route_address shared_output_weights; /* f32 [T] or 0: 1.       + shared_output_weights[t] * shared_output[t] */
+    moe_route_address residual;         /* [T, H] or 0.                + residual[t]
                                            All in f32, in this order; then y[t] is rounded once. Both may be y itself. With
                                            expert parallelism give them on one rank */
     moe_route_address num_valid_tokens; /* int32 [1], read by the kernels, or 0. Rows from there on are padding: id -1,
@@ -355,6 +425,7 @@ typedef struct moe_route_expert_maps {
     moe_route_address aligned_row_to_pair;/* int32 [capacity]; T * k in padding */
     moe_route_address block_to_expert;    /* int32 [capacity / block_size]; -1 from block A / block_size on */
     moe_route_address aligned_rows;       /* int32 [1] */
+    moe_route_address expert_load;        /* int64 [E]: the pairs of each expert (before expert_map, local or not) are added */
 } moe_route_expert_maps;
 
 /* Rows to allocate for aligned_row_to_pair, a multiple of block_size; 0 when block_size is 0 or the size overflows. */
@@ -363,9 +434,11 @@ MOE_ROUTE_API size_t moe_route_aligned_capacity(const moe_route_layer *layer, ui
 /* Top-k, and the maps where any is asked for. One launch while T * k is at most 512. */
 typedef struct moe_route_route_args {
     uint32_t num_tokens;
-    moe_route_address logits;           /* [T, E] */
-    moe_route_address ids;              /* int32 [T, k] */
-    moe_route_address weights;          /* f32 [T, k], or 0 */
+    moe_route_address logits;           /* [T, E + S] */
+    moe_route_address ids;              /* int32 [T, k]; with IDS_GIVEN an input */
+    moe_route_address weights;          /* [T, k] of weights_dtype, or 0 */
+    moe_route_address shared_weights;   /* [T, S] of weights_dtype, or 0 */
+    moe_route_address token_ids;        /* int32 [T]: with IDS_TABLE, the row of each token */
     moe_route_expert_maps maps;
     moe_route_address num_valid_tokens; /* as in moe_route_layer_args */
     moe_route_address workspace;        /* needed when maps are asked for and T * k is above 512 */
@@ -425,14 +498,14 @@ typedef struct moe_route_combine_args {
     uint32_t num_tokens;
     moe_route_address rows;        /* [T * k, H] */
     moe_route_address pair_to_row; /* int32 [T * k], from the maps. 0: rows are in pair order */
-    moe_route_address weights;     /* f32 [T, k]. With weight_on_input the rows have them already: only identity experts
-                                      need them */
+    moe_route_address weights;     /* [T, k] of the router's weights_dtype. With weight_on_input the rows have them already:
+                                      only identity experts need them */
     moe_route_address y;           /* [T, H] */
     moe_route_address ids;         /* int32 [T, k] and */
     moe_route_address x;           /* [T, H], needed and read where the layer adds identity experts */
-    moe_route_address shared;      /* [T, H], or 0 */
-    moe_route_address shared_weights; /* f32 [T], or 0: 1 */
-    moe_route_address residual;    /* [T, H], or 0 */
+    moe_route_address shared_output; /* [T, H] or 0 */
+    moe_route_address shared_output_weights; /* f32 [T] or 0 */
+    moe_route_address residual;    /* [T, H] or 0 */
     moe_route_address num_valid_tokens; /* as in moe_route_layer_args: y is 0 from there on */
     moe_route_stream stream;
 } moe_route_combine_args;
@@ -445,7 +518,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
 
 typedef struct moe_route_launch_info {
     char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
-    char variant[384];     /* its compile-time constants, as NAME=VALUE words */
+    char variant[640];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
     uint32_t static_shared_bytes;
@@ -475,7 +548,7 @@ typedef enum moe_route_origin {
 
 typedef struct moe_route_variant_info {
     char kernel[32];
-    char variant[384];
+    char variant[640];
     moe_route_origin origin; /* how this process first got it; later layers share it */
     double milliseconds;     /* what that took: compiling, or reading; and loading into the driver */
     size_t cubin_size;
@@ -515,7 +588,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *la
 /*
   args.h: the argument struct of every kernel, one definition for the host C and for the kernels. A kernel takes one such
   struct by value. Addresses are 8 bytes on both sides and come first, so that the layouts agree on every host.
-  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, E_local local ones, pair p = t * k + j, row r.
+  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, S shared ones, E_local local ones, pair p = t * k + j, row r.
 */
 #ifdef MOER_HOST
 #define MOER_ADDRESS(type) moe_route_address
@@ -535,19 +608,29 @@ typedef struct moer_maps_out {
     MOER_ADDRESS(int) aligned_row_to_pair; /* [aligned_capacity] */
     MOER_ADDRESS(int) block_to_expert;     /* [aligned_capacity / block_size] */
     MOER_ADDRESS(int) aligned_rows;        /* [1] */
+    MOER_ADDRESS(long long) expert_load;   /* [E] */
     unsigned int block_size;               /* 0: no aligned outputs */
     unsigned int aligned_capacity;         /* a multiple of block_size */
 } moer_maps_out;
 
 /* route.cu and topk.cu */
 typedef struct moer_route_args {
-    MOER_ADDRESS(const void) logits;          /* [T, E] */
+    MOER_ADDRESS(const void) logits;          /* [T, E + S] */
+    MOER_ADDRESS(const float) logit_bias;     /* [E + S] */
     MOER_ADDRESS(const float) selection_bias; /* [E] */
-    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 */
-    MOER_ADDRESS(float) weights;              /* [T, k] or null */
+    MOER_ADDRESS(const float) expert_scale;   /* [E] */
+    MOER_ADDRESS(const int) id_table;         /* [id_table_rows, k] */
+    MOER_ADDRESS(const int) token_ids;        /* [T] */
+    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 or IDS is 1 */
+    MOER_ADDRESS(void) weights;               /* [T, k] or null */
+    MOER_ADDRESS(void) shared_weights;        /* [T, S] or null */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
     moer_maps_out maps;
     unsigned int num_tokens;
+    unsigned int id_table_rows;
+    float softcap;
+    float jitter;
     float renormalize_epsilon;
     float scale;
 } moer_route_args;
@@ -556,6 +639,7 @@ typedef struct moer_route_args {
 typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
     MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the
                                                  first row of that share */
     MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */
@@ -577,7 +661,7 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
-    MOER_ADDRESS(const float) router_weights;  /* [T, k], where they go on the input */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
     float alpha, up_offset, clamp;             /* of the activation */
@@ -599,7 +683,7 @@ typedef struct moer_down_args {
     MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */
     MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */
     MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */
-    MOER_ADDRESS(const float) router_weights;  /* [T, k] */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k] */
     MOER_ADDRESS(void) y;                      /* [T, H] */
     MOER_ADDRESS(const int) distinct_experts;
     MOER_ADDRESS(const int) distinct_offsets;
@@ -622,13 +706,16 @@ typedef struct moer_expand_args {
 typedef struct moer_combine_args {
     MOER_ADDRESS(const void) rows;            /* [T * k, H] */
     MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */
-    MOER_ADDRESS(const float) router_weights; /* [T, k]; null where nothing needs them */
+    MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */
     MOER_ADDRESS(void) y;                     /* [T, H] */
     moer_epilogue epilogue;
     unsigned int num_tokens;
 } moer_combine_args;
 
 #define MOER_MAX_EXPERTS 2048u
+#define MOER_MAX_SHARED 32u
+#define MOER_MAX_GROUPS 64u
+#define MOER_MAX_REPLICAS 64u
 #define MOER_MAX_TOP_K 64u
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
@@ -684,6 +771,8 @@ typedef struct moer_locale {
 } moer_locale;
 #endif
 
+#define MOER_DEFINES_MAX 640 /* the text of a variant's constants; as in moe_route.h */
+#define MOER_EXPRESSION_MAX 321 /* a score expression as a macro's value */
 #define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
 
 static void moer_mutex_init(moer_mutex *mutex);
@@ -885,7 +974,7 @@ typedef struct moer_key { /* what a variant is looked up by; needs neither NVRTC
     const char *family;     /* kernel family */
     const char *defines;    /* its constants, canonical */
     uint32_t target;
-    char text[1024];        /* the whole key, length-prefixed */
+    char text[MOER_DEFINES_MAX + 384]; /* the whole key, length-prefixed */
     size_t text_size;
     unsigned char digest[32];
 } moer_key;
@@ -911,7 +1000,7 @@ typedef struct moer_family {
 typedef struct moer_variant {
     struct moer_variant *next;
     const moer_family *family;
-    char defines[384];
+    char defines[MOER_DEFINES_MAX];
     int state;                /* 0 being made, 1 ready, -1 failed (then only waiters still look at it) */
     int users;                /* threads waiting for a variant being made */
     moe_route_status status;
@@ -957,17 +1046,29 @@ struct moe_route_context {
 static moe_route_status moer_context_enter(moe_route_context *context, int *pushed);
 static void moer_context_leave(moe_route_context *context, int pushed);
 
-/* ---- layer.c: the descriptions, checked, with every default filled in ---- */
+/* ---- router.c, layer.c: the descriptions, checked, with every default filled in ---- */
 typedef struct moer_router {
-    uint32_t num_experts, top_k;
-    moe_route_dtype logits_dtype;
+    uint32_t num_experts, top_k, num_shared_experts, num_skip_experts;
+    moe_route_dtype logits_dtype, weights_dtype;
+    moe_route_address logit_bias, selection_bias, expert_scale, id_table;
+    uint32_t id_table_rows;
+    float softcap, jitter;
     moe_route_score score;
-    moe_route_weight weight; /* SOFTMAX_SELECTED also for a softmax without bias that its plain sum renormalises */
+    char score_expression[MOER_EXPRESSION_MAX]; /* as a macro's value: without spaces */
+    moe_route_score_function score_function;
+    void *score_user;
+    moe_route_group_rule group_rule;
+    uint32_t num_groups, topk_groups;
+    moe_route_dropped dropped;
+    moe_route_ids_source ids;
+    moe_route_weight weight; /* SOFTMAX_SELECTED also for a softmax that its plain sum renormalises, where that is the same */
     moe_route_renormalize renormalize;
-    moe_route_address selection_bias;
     float renormalize_epsilon, scale;
-    uint32_t first_expert, num_local_experts;
-    uint32_t num_identity; /* identity experts, the last of num_experts, whoever adds them */
+    int divide_by_top_k;
+    moe_route_address expert_map; /* [E, expert_map_columns]; 0: experts are their own physical experts */
+    uint32_t expert_map_columns, num_physical_experts;
+    uint32_t first_expert, num_local_experts; /* physical */
+    uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
 typedef struct moer_matrix { /* E_local matrices [rows, inner] */
@@ -989,7 +1090,6 @@ struct moe_route_layer {
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
     float alpha, up_offset, clamp;
-    uint32_t adds_identity;   /* identity experts that this layer adds: all or none */
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
@@ -1036,13 +1136,20 @@ typedef struct moer_sequence {
     moer_launch launches[MOE_ROUTE_MAX_LAUNCHES];
 } moer_sequence;
 
+typedef struct moer_routing { /* addresses of one routing */
+    moe_route_address logits; /* 0: the ids are given, and no weights are computed */
+    moe_route_address token_ids, ids, weights, shared_weights, num_valid_tokens;
+    moer_maps_out maps;
+    int any_map;
+} moer_routing;
+
 /* ---- cpu_*.c: every operation over host addresses ---- */
 static void *moer_host(moe_route_address address); /* the address as a pointer */
 static size_t moer_dtype_size(moe_route_dtype dtype);
 static float moer_load_value(const void *array, size_t index, moe_route_dtype dtype);
 static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value);
-/* ids and weights (either may be NULL) of all tokens. */
-static void moer_cpu_topk(const moer_router *router, const void *logits, uint32_t num_tokens, uint32_t num_valid, int32_t *ids, float *weights);
+/* Ids and weights of all tokens, and of the shared experts; the latter two may be 0. */
+static void moer_cpu_topk(const moer_router *router, const moer_routing *routing, uint32_t num_tokens, uint32_t num_valid);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
 
@@ -1129,6 +1236,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE float f32_mul(float a, float b) { return __fmul_rn(a, b); }\n"
     "DEVICE float f32_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }\n"
     "DEVICE float f32_div(float a, float b) { return __fdiv_rn(a, b); }\n"
+    "DEVICE float f32_sqrt(float a) { return __fsqrt_rn(a); }\n"
     "\n"
     "/* ---- 16-bit floats ---- */\n"
     "DEVICE float f16_to_f32(u16 h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : \"h\"(h)); return f; }\n"
@@ -1180,9 +1288,11 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
     "/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */\n"
     "DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }\n"
+    "/* Likewise; returns nothing. */\n",
+    "DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }\n"
     "\n"
     "/* ---- shared memory ---- */\n"
-    "/* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */\n",
+    "/* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */\n"
     "#define shared_load_4(array, i) (*(const int4 *)&(array)[i])\n"
     "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
     "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
@@ -1203,7 +1313,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "/*\n"
     "  args.h: the argument struct of every kernel, one definition for the host C and for the kernels. A kernel takes one such\n"
     "  struct by value. Addresses are 8 bytes on both sides and come first, so that the layouts agree on every host.\n"
-    "  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, E_local local ones, pair p = t * k + j, row r.\n"
+    "  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, S shared ones, E_local local ones, pair p = t * k + j, row r.\n"
     "*/\n"
     "#ifdef MOER_HOST\n"
     "#define MOER_ADDRESS(type) moe_route_address\n"
@@ -1223,19 +1333,29 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(int) aligned_row_to_pair; /* [aligned_capacity] */\n"
     "    MOER_ADDRESS(int) block_to_expert;     /* [aligned_capacity / block_size] */\n"
     "    MOER_ADDRESS(int) aligned_rows;        /* [1] */\n"
+    "    MOER_ADDRESS(long long) expert_load;   /* [E] */\n"
     "    unsigned int block_size;               /* 0: no aligned outputs */\n"
     "    unsigned int aligned_capacity;         /* a multiple of block_size */\n"
     "} moer_maps_out;\n"
     "\n"
     "/* route.cu and topk.cu */\n"
     "typedef struct moer_route_args {\n"
-    "    MOER_ADDRESS(const void) logits;          /* [T, E] */\n"
+    "    MOER_ADDRESS(const void) logits;          /* [T, E + S] */\n"
+    "    MOER_ADDRESS(const float) logit_bias;     /* [E + S] */\n"
     "    MOER_ADDRESS(const float) selection_bias; /* [E] */\n"
-    "    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 */\n"
-    "    MOER_ADDRESS(float) weights;              /* [T, k] or null */\n"
+    "    MOER_ADDRESS(const float) expert_scale;   /* [E] */\n"
+    "    MOER_ADDRESS(const int) id_table;         /* [id_table_rows, k] */\n"
+    "    MOER_ADDRESS(const int) token_ids;        /* [T] */\n"
+    "    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 or IDS is 1 */\n"
+    "    MOER_ADDRESS(void) weights;               /* [T, k] or null */\n"
+    "    MOER_ADDRESS(void) shared_weights;        /* [T, S] or null */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
+    "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
     "    moer_maps_out maps;\n"
     "    unsigned int num_tokens;\n"
+    "    unsigned int id_table_rows;\n"
+    "    float softcap;\n"
+    "    float jitter;\n"
     "    float renormalize_epsilon;\n"
     "    float scale;\n"
     "} moer_route_args;\n"
@@ -1244,6 +1364,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "typedef struct moer_maps_args {\n"
     "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
+    "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
     "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the\n"
     "                                                 first row of that share */\n"
     "    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */\n"
@@ -1262,17 +1383,17 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
     "    MOER_ADDRESS(const int) distinct_experts;\n"
     "    MOER_ADDRESS(const int) distinct_offsets;\n"
-    "    MOER_ADDRESS(const int) distinct_count;\n"
+    "    MOER_ADDRESS(const int) distinct_count;\n",
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
-    "    MOER_ADDRESS(const float) router_weights;  /* [T, k], where they go on the input */\n"
+    "    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */\n"
     "    unsigned int num_pairs;\n"
     "    unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */\n"
     "    float alpha, up_offset, clamp;             /* of the activation */\n"
     "} moer_matmul_args;\n"
     "\n"
     "/* What down.cu and combine.cu add beside the rows of experts (epilogue.h); null where there is none. */\n"
-    "typedef struct moer_epilogue {\n",
+    "typedef struct moer_epilogue {\n"
     "    MOER_ADDRESS(const void) x;                /* [T, H] and */\n"
     "    MOER_ADDRESS(const int) ids;               /* [T, k], for identity experts */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens;  /* [1]; the y of tokens from there on is 0 */\n"
@@ -1287,7 +1408,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */\n"
     "    MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */\n"
     "    MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */\n"
-    "    MOER_ADDRESS(const float) router_weights;  /* [T, k] */\n"
+    "    MOER_ADDRESS(const void) router_weights;   /* [T, k] */\n"
     "    MOER_ADDRESS(void) y;                      /* [T, H] */\n"
     "    MOER_ADDRESS(const int) distinct_experts;\n"
     "    MOER_ADDRESS(const int) distinct_offsets;\n"
@@ -1310,7 +1431,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "typedef struct moer_combine_args {\n"
     "    MOER_ADDRESS(const void) rows;            /* [T * k, H] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */\n"
-    "    MOER_ADDRESS(const float) router_weights; /* [T, k]; null where nothing needs them */\n"
+    "    MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */\n"
     "    MOER_ADDRESS(void) y;                     /* [T, H] */\n"
     "    moer_epilogue epilogue;\n"
     "    unsigned int num_tokens;\n"
@@ -1327,11 +1448,36 @@ static const char *const moer_source_2[] = { /* tokens.h */
     "    return valid < 0 \? 0 : (u32)valid < num_tokens \? (u32)valid : num_tokens;\n"
     "}\n",
     NULL};
-static const char *const moer_source_3[] = { /* scores.h */
+static const char *const moer_source_3[] = { /* placement.h */
+    "/*\n"
+    "  placement.h: which physical expert serves an expert. Which of those are local is the maps' business.\n"
+    "\n"
+    "  Constants: MAP_COLUMNS, where an expert map [E, MAP_COLUMNS] is given; E.\n"
+    "*/\n"
+    "#ifndef MAP_COLUMNS\n"
+    "#define MAP_COLUMNS 0\n"
+    "#endif\n"
+    "\n"
+    "/* The physical expert that serves expert `id` of a token: the token takes its turn among the replicas. 0xffffffff when\n"
+    "   there is none. */\n"
+    "DEVICE u32 physical_expert(const int *expert_map, u32 id, u32 token) {\n"
+    "#if MAP_COLUMNS\n"
+    "    if (id >= E) return 0xffffffffu;\n"
+    "    const int *replicas = expert_map + id * MAP_COLUMNS;\n"
+    "    u32 count = 0;\n"
+    "#pragma unroll 1\n"
+    "    while (count < MAP_COLUMNS && replicas[count] >= 0) count++;\n"
+    "    return count \? (u32)replicas[token % count] : 0xffffffffu;\n"
+    "#else\n"
+    "    return id;\n"
+    "#endif\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_4[] = { /* scores.h */
     "/*\n"
     "  scores.h: the arithmetic of scores and their order, one text for the kernels and for the CPU backend, so that both give\n"
-    "  the same bits. Everything is a single IEEE f32 operation in a fixed order; no product feeds a sum that a compiler could\n"
-    "  fuse. Loops over experts and reductions don't belong here.\n"
+    "  the same bits. Everything is a single IEEE f32 operation in a fixed order; where a product feeds a sum, MOER_FMA says so,\n"
+    "  because a host compiler may otherwise fuse the two or not. Loops over experts and reductions don't belong here.\n"
     "*/\n"
     "#ifdef MOER_HOST\n"
     "#define MOER_SCORE static\n"
@@ -1339,6 +1485,7 @@ static const char *const moer_source_3[] = { /* scores.h */
     "#define MOER_ADD(a, b) ((a) + (b))\n"
     "#define MOER_MUL(a, b) ((a) * (b))\n"
     "#define MOER_DIV(a, b) ((a) / (b))\n"
+    "#define MOER_SQRT(a) sqrtf(a)\n"
     "static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }\n"
     "static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }\n"
     "#else\n"
@@ -1347,11 +1494,15 @@ static const char *const moer_source_3[] = { /* scores.h */
     "#define MOER_ADD(a, b) f32_add(a, b)\n"
     "#define MOER_MUL(a, b) f32_mul(a, b)\n"
     "#define MOER_DIV(a, b) f32_div(a, b)\n"
+    "#define MOER_SQRT(a) f32_sqrt(a)\n"
     "#define moer_f32_bits f32_bits\n"
     "#define moer_f32_from_bits f32_from_bits\n"
     "#endif\n"
     "\n"
     "#define MOER_INFINITY_BITS 0x7f800000u\n"
+    "#define MOER_LARGEST_F32 3.40282347e38f\n"
+    "#define MOER_LARGEST_F16 65504.0f\n"
+    "#define MOER_LARGEST_BF16 3.38953139e38f\n"
     "#define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */\n"
     "\n"
     "/* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */\n"
@@ -1391,6 +1542,39 @@ static const char *const moer_source_3[] = { /* scores.h */
     "    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));\n"
     "}\n"
     "\n"
+    "/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the\n"
+    "   logarithm is 2 atanh(u) = 2u + 2u z q(z), z = u^2 up to 1/9, q fitted for the least relative error. */\n"
+    "MOER_SCORE float moer_softplus(float x) {\n"
+    "    const float t = moer_exp(x < 0.0f \? x : -x);\n"
+    "    const float u = MOER_DIV(t, MOER_ADD(2.0f, t)), z = MOER_MUL(u, u);\n"
+    "    float q = MOER_FMA(1.40059933e-1f, z, 1.40009031e-1f);\n"
+    "    q = MOER_FMA(q, z, 2.00107634e-1f);\n"
+    "    q = MOER_FMA(q, z, 3.33332092e-1f);\n"
+    "    q = MOER_FMA(MOER_MUL(q, z), u, u);\n"
+    "    return MOER_FMA(2.0f, q, x > 0.0f \? x : 0.0f);\n"
+    "}\n"
+    "\n"
+    "/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */\n"
+    "MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f \? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }\n"
+    "\n"
+    "/* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */\n"
+    "MOER_SCORE float moer_tanh(float x) {\n",
+    "    const float magnitude = x < 0.0f \? -x : x;\n"
+    "    float q;\n"
+    "    if (magnitude < 0.625f) {\n"
+    "        const float z = MOER_MUL(x, x);\n"
+    "        q = MOER_FMA(-5.70498640e-3f, z, 2.06390861e-2f);\n"
+    "        q = MOER_FMA(q, z, -5.37397154e-2f);\n"
+    "        q = MOER_FMA(q, z, 1.33314416e-1f);\n"
+    "        q = MOER_FMA(q, z, -3.33332807e-1f);\n"
+    "        return MOER_FMA(MOER_MUL(q, z), x, x);\n"
+    "    }\n"
+    "    q = MOER_ADD(1.0f, -MOER_DIV(2.0f, MOER_ADD(moer_exp(MOER_ADD(magnitude, magnitude)), 1.0f)));\n"
+    "    return x < 0.0f \? -q : q;\n"
+    "}\n"
+    "\n"
+    "MOER_SCORE float moer_softcap(float x, float cap) { return MOER_MUL(cap, moer_tanh(MOER_DIV(x, cap))); }\n"
+    "\n"
     "/* exp(x - largest), the numerator of a softmax. Defined where the plain difference is NaN: values equal to an infinite\n"
     "   largest count 1, and -inf always counts 0. */\n"
     "MOER_SCORE float moer_softmax_term(float x, float largest) {\n"
@@ -1399,18 +1583,31 @@ static const char *const moer_source_3[] = { /* scores.h */
     "    return moer_exp(MOER_ADD(x, -largest));\n"
     "}\n"
     "\n"
+    "/* The same among experts that SparseMixer keeps beside the largest; others count 0. Where the quotient is NaN (0 / 0, or an\n"
+    "   infinite largest) the expert is kept. */\n"
+    "MOER_SCORE float moer_sparse_mixer_term(float x, float largest, float threshold) {\n"
+    "    const float magnitude = x < 0.0f \? -x : x;\n"
+    "    const float distance = MOER_DIV(MOER_ADD(largest, -x), magnitude > largest \? magnitude : largest);\n"
+    "    return distance > threshold \? 0.0f : moer_softmax_term(x, largest);\n"
+    "}\n"
+    "\n"
     "/* numerator / denominator, 0 where the denominator is 0. */\n"
     "MOER_SCORE float moer_share(float numerator, float denominator) {\n"
     "    return denominator == 0.0f \? 0.0f : MOER_DIV(numerator, denominator);\n"
     "}\n"
     "\n"
-    "/* The nearest finite float. NaN isn't expected. */\n"
-    "MOER_SCORE float moer_finite(float x) {\n"
-    "    unsigned int bits = moer_f32_bits(x);\n"
-    "    return (bits & 0x7fffffffu) == MOER_INFINITY_BITS \? moer_f32_from_bits(bits - 1u) : x;\n"
+    "/* The nearest float within plus and minus `limit`; NaN gives 0. */\n"
+    "MOER_SCORE float moer_bounded(float x, float limit) {\n"
+    "    if ((moer_f32_bits(x) & 0x7fffffffu) > MOER_INFINITY_BITS) return 0.0f;\n"
+    "    return x > limit \? limit : x < -limit \? -limit : x;\n"
+    "}\n"
+    "\n"
+    "/* A score as a weight: -inf, which nobody can select, weighs nothing; +inf weighs as much as a float can. */\n"
+    "MOER_SCORE float moer_score_weight(float score) {\n"
+    "    return moer_f32_bits(score) == (0x80000000u | MOER_INFINITY_BITS) \? 0.0f : moer_bounded(score, MOER_LARGEST_F32);\n"
     "}\n",
     NULL};
-static const char *const moer_source_4[] = { /* activations.h */
+static const char *const moer_source_5[] = { /* activations.h */
     "/*\n"
     "  activations.h: what stands between an expert's two matmuls: clamps, activation, and the product of gate and up; one text\n"
     "  for the kernels and for the CPU backend, so that both give the same bits. As in scores.h everything is a single IEEE f32\n"
@@ -1479,24 +1676,63 @@ static const char *const moer_source_4[] = { /* activations.h */
     "    return MOER_ADD(value, offset);\n"
     "}\n",
     NULL};
-static const char *const moer_source_5[] = { /* select.h */
+static const char *const moer_source_6[] = { /* select.h */
     "/*\n"
-    "  select.h: the router of one token by one warp: logits [E] -> the k best experts and their weights.\n"
-    "  The maps don't belong here.\n"
+    "  select.h: the router of one token by one warp: logits [E + S] -> the k best experts and their weights, and the weights of\n"
+    "  the S shared experts. The formula is in moe_route.h, above moe_route_router. The maps don't belong here.\n"
     "\n"
-    "  Constants: E, K, LOGITS (dtype), SCORE, BIAS (selection bias given), WEIGHT, RENORMALIZE; values as in moe_route.h.\n"
+    "  Constants: E, K, LOGITS and WEIGHTS (dtypes), SCORE, BIAS (selection bias given), WEIGHT, RENORMALIZE, and those below\n"
+    "  where they aren't 0; values as in moe_route.h.\n"
     "\n"
     "  Each lane holds the experts lane, lane + 32, ... as order-preserving integers. A round takes the warp's maximum, and the\n"
     "  lowest expert id that has it, by two redux instructions; k rounds give the order that moe_route.h defines, ties included.\n"
     "  Floating-point sums run over the lane's own experts in ascending order, then over the lanes by an xor butterfly: an order\n"
     "  that the CPU backend repeats, so that both agree to the last bit.\n"
     "*/\n"
+    "#ifndef SHARED_EXPERTS\n"
+    "#define SHARED_EXPERTS 0 /* S */\n"
+    "#endif\n"
+    "#ifndef SKIP_EXPERTS\n"
+    "#define SKIP_EXPERTS 0\n"
+    "#endif\n"
+    "#ifndef LOGIT_BIAS\n"
+    "#define LOGIT_BIAS 0 /* given */\n"
+    "#endif\n"
+    "#ifndef SOFTCAP\n"
+    "#define SOFTCAP 0 /* given */\n"
+    "#endif\n"
+    "#ifndef GROUP_RULE\n"
+    "#define GROUP_RULE 0\n"
+    "#define GROUPS 1\n"
+    "#define TOPK_GROUPS 1\n"
+    "#define DROPPED 0\n"
+    "#endif\n"
+    "#ifndef IDS\n"
+    "#define IDS 0\n"
+    "#endif\n"
+    "#ifndef EXPERT_SCALE\n"
+    "#define EXPERT_SCALE 0 /* given */\n"
+    "#endif\n"
+    "#ifndef DIVIDE_BY_K\n"
+    "#define DIVIDE_BY_K 0\n"
+    "#endif\n"
+    "\n"
     "#define EXPERTS_PER_LANE ((E + 31) / 32)\n"
-    "#define SLOTS_PER_LANE ((K + 31) / 32)\n"
+    "#define SLOTS (K + SHARED_EXPERTS) /* slots 0 to K - 1 hold selected experts, the rest shared ones */\n"
+    "#define SLOTS_PER_LANE ((SLOTS + 31) / 32)\n"
+    "#define GROUP_SIZE (E / GROUPS)\n"
+    "#define GROUPS_PER_LANE ((GROUPS + 31) / 32)\n"
+    "\n"
+    "#define SOFTMAX_SCORE (SCORE == 0)\n"
+    "#define SPARSE_MIXER (SCORE == 4)\n"
+    "#define DROPS_GROUPS (GROUP_RULE == 1 || GROUP_RULE == 2)\n"
+    "/* Experts are ordered by their scores; otherwise by their logits. */\n"
+    "#define ORDER_BY_SCORE (BIAS || DROPS_GROUPS || SCORE == 5)\n"
+    "#define NEEDS_SCORE_SCALE (SOFTMAX_SCORE && ((IDS == 0 && ORDER_BY_SCORE) || WEIGHT == 0))\n"
     "\n"
     "/* Slot j of the token is slot j / 32 of lane j % 32. */\n"
     "struct selection {\n"
-    "    u32 id[SLOTS_PER_LANE];\n"
+    "    u32 id[SLOTS_PER_LANE]; /* out of range where a given id is */\n"
     "    float weight[SLOTS_PER_LANE];\n"
     "};\n"
     "\n"
@@ -1510,7 +1746,29 @@ static const char *const moer_source_5[] = { /* select.h */
     "#endif\n"
     "}\n"
     "\n"
-    "DEVICE float clean_logit(float logit) { return moer_key_value(moer_order_key(logit)); }\n"
+    "#define LARGEST_WEIGHT (WEIGHTS == 1 \? MOER_LARGEST_F32 : WEIGHTS == 2 \? MOER_LARGEST_F16 : MOER_LARGEST_BF16)\n"
+    "\n"
+    "DEVICE void store_weight(void *weights, u64 index, float weight) {\n"
+    "#if WEIGHTS == 1\n"
+    "    ((float *)weights)[index] = weight;\n"
+    "#elif WEIGHTS == 2\n"
+    "    ((u16 *)weights)[index] = f32_to_f16(weight);\n"
+    "#else\n"
+    "    ((u16 *)weights)[index] = f32_to_bf16(weight);\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "/* l[e] as an order key; NaN is -inf. */\n"
+    "DEVICE u32 logit_key(const moer_route_args &a, u64 row, u32 e) {\n"
+    "    float logit = load_logit(a.logits, row + e);\n"
+    "#if LOGIT_BIAS\n"
+    "    logit = f32_add(logit, a.logit_bias[e]);\n"
+    "#endif\n"
+    "#if SOFTCAP\n"
+    "    logit = moer_softcap(moer_key_value(moer_order_key(logit)), a.softcap);\n"
+    "#endif\n"
+    "    return moer_order_key(logit);\n"
+    "}\n"
     "\n"
     "DEVICE float warp_sum(float value) {\n"
     "#pragma unroll\n"
@@ -1518,30 +1776,99 @@ static const char *const moer_source_5[] = { /* select.h */
     "    return value;\n"
     "}\n"
     "\n"
-    "/* What the score of one expert needs to know of all of them. */\n"
+    "/* What the softmax of one expert needs to know of all of them. */\n"
     "struct score_scale {\n"
     "    float largest, sum;\n"
     "};\n"
     "\n"
-    "DEVICE float score_of(float logit, const score_scale &s) {\n"
-    "    return SCORE == 0 \? moer_share(moer_softmax_term(logit, s.largest), s.sum) : moer_sigmoid(logit);\n"
+    "DEVICE float score_of(float x, const score_scale &s) {\n"
+    "#if SCORE == 0\n"
+    "    return moer_share(moer_softmax_term(x, s.largest), s.sum);\n"
+    "#elif SCORE == 1\n"
+    "    return moer_sigmoid(x);\n"
+    "#elif SCORE == 2\n"
+    "    return moer_sqrt_softplus(x);\n"
+    "#elif SCORE == 5\n"
+    "    return moer_key_value(moer_order_key((float)(SCORE_EXPRESSION)));\n"
+    "#else\n"
+    "    return x;\n"
+    "#endif\n"
     "}\n"
+    "\n"
+    "#if DROPS_GROUPS\n"
+    "/* Marks the experts of groups that are dropped, in keys that order all experts. */\n",
+    "DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {\n"
+    "    const u32 lane = lane_index();\n"
+    "    u32 group_key[GROUPS_PER_LANE]; /* of group s * 32 + lane; 0: no group, or taken */\n"
+    "    u32 kept[GROUPS_PER_LANE];      /* bit masks of the groups that stay */\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < GROUPS_PER_LANE; s++) group_key[s] = kept[s] = 0;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 g = 0; g < GROUPS; g++) {\n"
+    "        u32 best = 0, second = 0;\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
+    "            const u32 k = i * 32 + lane < E && (i * 32 + lane) / GROUP_SIZE == g \? key[i] : 0;\n"
+    "            second = k > best \? best : k > second \? k : second;\n"
+    "            best = k > best \? k : best;\n"
+    "        }\n"
+    "        u32 score = warp_max(best);\n"
+    "#if GROUP_RULE == 2\n"
+    "        const u32 owners = warp_ballot(best == score);\n"
+    "        const u32 lowest_owner = owners & (0u - owners);\n"
+    "        const u32 rest = (1u << lane) == lowest_owner \? second : best; /* without one of the best */\n"
+    "        score = moer_order_key(f32_add(moer_key_value(score), moer_key_value(warp_max(rest))));\n"
+    "#endif\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
+    "            if (s * 32 + lane == g) group_key[s] = score;\n"
+    "    }\n"
+    "#pragma unroll 1\n"
+    "    for (u32 j = 0; j < TOPK_GROUPS; j++) {\n"
+    "        u32 best = 0, id = 0xffffffffu;\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++) best = group_key[s] > best \? group_key[s] : best;\n"
+    "        best = warp_max(best);\n"
+    "#pragma unroll\n"
+    "        for (u32 s = GROUPS_PER_LANE; s-- > 0;)\n"
+    "            if (group_key[s] == best) id = s * 32 + lane;\n"
+    "        id = warp_min(id);\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
+    "            if (s * 32 + lane == id) group_key[s] = 0;\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
+    "            if (s == id / 32) kept[s] |= 1u << (id & 31);\n"
+    "    }\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
+    "        const u32 e = i * 32 + lane, g = e / GROUP_SIZE;\n"
+    "        u32 word = 0;\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
+    "            if (s == g / 32) word = kept[s];\n"
+    "        if (e < E && !(word >> (g & 31) & 1u)) key[i] = DROPPED \? moer_order_key(0.0f) : MOER_LOWEST_KEY;\n"
+    "    }\n"
+    "}\n"
+    "#endif\n"
     "\n"
     "DEVICE selection select_experts(const moer_route_args &a, u32 token) {\n"
     "    const u32 lane = lane_index();\n"
-    "    const u64 row = (u64)token * E;\n"
+    "    const u64 row = (u64)token * (E + SHARED_EXPERTS);\n"
     "    u32 key[EXPERTS_PER_LANE]; /* 0: no expert, or taken */\n"
     "    selection result;\n"
     "    u32 taken_key[SLOTS_PER_LANE];\n"
+    "    float mixer_weight[SLOTS_PER_LANE];\n"
     "    score_scale scale = {0.0f, 1.0f};\n"
     "\n"
+    "#if IDS == 0 || NEEDS_SCORE_SCALE\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
     "        const u32 e = i * 32 + lane;\n"
-    "        key[i] = e < E \? moer_order_key(load_logit(a.logits, row + e)) : 0;\n"
+    "        key[i] = e < E \? logit_key(a, row, e) : 0;\n"
     "    }\n"
-    "\n"
-    "    if (SCORE == 0 && (BIAS || WEIGHT == 0)) {\n"
+    "#endif\n"
+    "    if (NEEDS_SCORE_SCALE) {\n"
     "        u32 largest = 0;\n"
     "        float sum = 0.0f;\n"
     "#pragma unroll\n"
@@ -1552,26 +1879,45 @@ static const char *const moer_source_5[] = { /* select.h */
     "            if (key[i]) sum = f32_add(sum, moer_softmax_term(moer_key_value(key[i]), scale.largest));\n"
     "        scale.sum = warp_sum(sum);\n"
     "    }\n"
-    "#if BIAS\n"
+    "\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "        result.id[s] = taken_key[s] = 0;\n"
+    "        mixer_weight[s] = 0.0f;\n"
+    "    }\n"
+    "#if IDS == 0\n"
+    "#if ORDER_BY_SCORE\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
     "        const u32 e = i * 32 + lane;\n"
-    "        if (e < E) key[i] = moer_order_key(f32_add(score_of(moer_key_value(key[i]), scale), a.selection_bias[e]));\n"
+    "        if (e >= E) continue;\n"
+    "        float order = score_of(moer_key_value(key[i]), scale);\n"
+    "#if BIAS\n"
+    "        order = f32_add(order, a.selection_bias[e]);\n"
+    "#endif\n"
+    "        key[i] = moer_order_key(order);\n"
     "    }\n"
     "#endif\n"
-    "\n"
-    "#pragma unroll\n"
-    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.id[s] = taken_key[s] = 0;\n"
+    "#if DROPS_GROUPS\n"
+    "    drop_groups(key);\n"
+    "#endif\n"
     "#pragma unroll 1\n"
     "    for (u32 j = 0; j < K; j++) {\n"
     "        u32 best = key[0], id = 0xffffffffu;\n"
-    "#pragma unroll\n"
+    "#pragma unroll\n",
     "        for (u32 i = 1; i < EXPERTS_PER_LANE; i++) best = key[i] > best \? key[i] : best;\n"
     "        best = warp_max(best);\n"
     "#pragma unroll\n"
     "        for (u32 i = EXPERTS_PER_LANE; i-- > 0;)\n"
     "            if (key[i] == best) id = i * 32 + lane;\n"
     "        id = warp_min(id);\n"
+    "#if SPARSE_MIXER\n"
+    "        float sum = 0.0f;\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)\n"
+    "            if (key[i]) sum = f32_add(sum, moer_sparse_mixer_term(moer_key_value(key[i]), moer_key_value(best), f32_mul(2.0f, a.jitter)));\n"
+    "        sum = warp_sum(sum);\n"
+    "#endif\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)\n"
     "            if (i * 32 + lane == id) key[i] = 0;\n"
@@ -1580,50 +1926,118 @@ static const char *const moer_source_5[] = { /* select.h */
     "            if (s * 32 + lane == j) {\n"
     "                result.id[s] = id;\n"
     "                taken_key[s] = best;\n"
+    "#if SPARSE_MIXER\n"
+    "                mixer_weight[s] = moer_share(1.0f, sum);\n"
+    "#endif\n"
     "            }\n"
+    "#if GROUP_RULE == 3 /* a group that has given its share is out */\n"
+    "        u32 given = 0;\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) given += popcount(warp_ballot(s * 32 + lane <= j && result.id[s] / GROUP_SIZE == id / GROUP_SIZE));\n"
+    "        if (given == K / GROUPS) {\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < EXPERTS_PER_LANE; i++)\n"
+    "                if ((i * 32 + lane) / GROUP_SIZE == id / GROUP_SIZE) key[i] = 0;\n"
+    "        }\n"
+    "#endif\n"
     "    }\n"
+    "#else\n"
+    "#if IDS == 1\n"
+    "    const bool known = true;\n"
+    "    const u64 ids_row = token;\n"
+    "#else\n"
+    "    const u64 ids_row = (u32)a.token_ids[token];\n"
+    "    const bool known = ids_row < a.id_table_rows;\n"
+    "#endif\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++)\n"
+    "        if (s * 32 + lane < K) result.id[s] = known \? (u32)(IDS == 1 \? a.ids : a.id_table)[ids_row * K + s * 32 + lane] : 0xffffffffu;\n"
+    "#endif\n"
     "\n"
-    "    /* Weights: one slot a lane. Lanes without a slot, and slots that hold an expert nobody could select, count 0. */\n"
-    "    float logit[SLOTS_PER_LANE];\n",
+    "    /* Weights: one slot a lane. Lanes without a slot, slots that hold an expert nobody could select, and given ids out of\n"
+    "       range count 0. */\n"
+    "    float x[SLOTS_PER_LANE];\n"
     "    bool counts[SLOTS_PER_LANE];\n"
     "#pragma unroll\n"
     "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
-    "        counts[s] = s * 32 + lane < K && taken_key[s] > MOER_LOWEST_KEY;\n"
-    "#if BIAS\n"
-    "        logit[s] = counts[s] \? clean_logit(load_logit(a.logits, row + result.id[s])) : 0.0f;\n"
-    "#else\n"
-    "        logit[s] = counts[s] \? moer_key_value(taken_key[s]) : 0.0f;\n"
-    "#endif\n"
+    "        const u32 slot = s * 32 + lane;\n"
+    "        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 \? taken_key[s] > MOER_LOWEST_KEY : result.id[s] < E));\n"
+    "        if (IDS == 0 && !ORDER_BY_SCORE && slot < K) x[s] = counts[s] \? moer_key_value(taken_key[s]) : 0.0f;\n"
+    "        else x[s] = counts[s] \? moer_key_value(logit_key(a, row, slot < K \? result.id[s] : E + slot - K)) : 0.0f;\n"
     "    }\n"
     "    if (WEIGHT == 1) {\n"
     "        u32 largest = 0;\n"
     "#pragma unroll\n"
     "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
-    "            const u32 k = counts[s] \? moer_order_key(logit[s]) : 0;\n"
+    "            const u32 k = counts[s] \? moer_order_key(x[s]) : 0;\n"
     "            largest = k > largest \? k : largest;\n"
     "        }\n"
     "        const float top = moer_key_value(warp_max(largest));\n"
+    "        float sum = 0.0f;\n"
     "#pragma unroll\n"
-    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = counts[s] \? moer_softmax_term(logit[s], top) : 0.0f;\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "            result.weight[s] = counts[s] \? moer_softmax_term(x[s], top) : 0.0f;\n"
+    "            sum = s == 0 \? result.weight[s] : f32_add(sum, result.weight[s]);\n"
+    "        }\n"
+    "        sum = warp_sum(sum);\n"
+    "#pragma unroll\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_share(result.weight[s], sum);\n"
     "    } else {\n"
     "#pragma unroll\n"
-    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = counts[s] \? score_of(logit[s], scale) : 0.0f;\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "            if (SPARSE_MIXER && WEIGHT == 0) result.weight[s] = counts[s] \? mixer_weight[s] : 0.0f;\n"
+    "            else result.weight[s] = !counts[s] \? 0.0f : WEIGHT == 2 \? moer_sigmoid(x[s]) : moer_score_weight(score_of(x[s], scale));\n"
+    "        }\n"
     "    }\n"
-    "    if (WEIGHT == 1 || RENORMALIZE) {\n"
-    "        float sum = result.weight[0];\n"
+    "    if (RENORMALIZE) {\n"
+    "        float sum = 0.0f;\n"
     "#pragma unroll\n"
-    "        for (u32 s = 1; s < SLOTS_PER_LANE; s++) sum = f32_add(sum, result.weight[s]);\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "            const float w = result.weight[s];\n"
+    "            if (RENORMALIZE == 3) sum = f32_fma(w, w, sum);\n"
+    "            else sum = s == 0 \? w : f32_add(sum, w);\n"
+    "        }\n"
     "        sum = warp_sum(sum);\n"
-    "        if (RENORMALIZE) sum = f32_add(sum, a.renormalize_epsilon);\n"
+    "        if (RENORMALIZE == 3) sum = f32_sqrt(sum);\n",
+    "        if (RENORMALIZE == 2) sum = sum > a.renormalize_epsilon \? sum : a.renormalize_epsilon;\n"
+    "        else sum = f32_add(sum, a.renormalize_epsilon);\n"
     "#pragma unroll\n"
     "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_share(result.weight[s], sum);\n"
     "    }\n"
     "#pragma unroll\n"
-    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_finite(f32_mul(result.weight[s], a.scale));\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "        float w = f32_mul(result.weight[s], a.scale);\n"
+    "        const bool selected = counts[s] && s * 32 + lane < K;\n"
+    "#if EXPERT_SCALE\n"
+    "        if (selected) w = f32_mul(w, a.expert_scale[result.id[s]]);\n"
+    "#endif\n"
+    "        if (DIVIDE_BY_K) w = f32_div(w, (float)K);\n"
+    "        result.weight[s] = SKIP_EXPERTS && selected && result.id[s] >= E - SKIP_EXPERTS \? 0.0f : moer_bounded(w, LARGEST_WEIGHT);\n"
+    "    }\n"
     "    return result;\n"
+    "}\n"
+    "\n"
+    "/* Routes one token and writes ids and weights; `valid` is false for padding. */\n"
+    "DEVICE selection route_token(const moer_route_args &a, u32 token, bool valid) {\n"
+    "    selection chosen = {};\n"
+    "    if (valid) chosen = select_experts(a, token);\n"
+    "#pragma unroll\n"
+    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "        const u32 slot = s * 32 + lane_index();\n"
+    "        const float weight = valid \? chosen.weight[s] : 0.0f;\n"
+    "        if (slot < K) {\n"
+    "            const u64 pair = (u64)token * K + slot;\n"
+    "            if (IDS != 1) a.ids[pair] = valid && (IDS == 0 || chosen.id[s] < E) \? (int)chosen.id[s] : -1;\n"
+    "            if (a.weights) store_weight(a.weights, pair, weight);\n"
+    "        }\n"
+    "#if SHARED_EXPERTS\n"
+    "        else if (slot < SLOTS && a.shared_weights) store_weight(a.shared_weights, (u64)token * SHARED_EXPERTS + slot - K, weight);\n"
+    "#endif\n"
+    "    }\n"
+    "    return chosen;\n"
     "}\n",
     NULL};
-static const char *const moer_source_6[] = { /* tile.h */
+static const char *const moer_source_7[] = { /* tile.h */
     "/*\n"
     "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
     "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
@@ -1946,7 +2360,7 @@ static const char *const moer_source_6[] = { /* tile.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_7[] = { /* vector.h */
+static const char *const moer_source_8[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -2023,24 +2437,31 @@ static const char *const moer_source_7[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_8[] = { /* epilogue.h */
+static const char *const moer_source_9[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
     "  its sum as one fma. Shared by the kernels that combine, so that they give the same bits. Include vector.h first.\n"
     "\n"
-    "  Constants: FIRST_IDENTITY, NUM_IDENTITY: the ids of identity experts that this layer adds; 0: none.\n"
+    "  Constants: WEIGHTS, the dtype of the router's weights; FIRST_IDENTITY, NUM_IDENTITY: the ids of identity experts that this layer adds; 0: none.\n"
     "*/\n"
+    "\n"
+    "DEVICE float router_weight(const void *weights, u32 pair) {\n"
+    "    float weight[1];\n"
+    "    load_vector<WEIGHTS, 1>(weights, pair, weight);\n"
+    "    return weight[0];\n"
+    "}\n"
     "\n"
     "/* Slot `pair` of a token, which has no row here. `at` is the first of N columns in [T, H] arrays of DTYPE. */\n"
     "template <int DTYPE, int N>\n"
-    "DEVICE void add_identity(const moer_epilogue &e, const float *weights, u32 pair, u64 at, float (&sum)[N]) {\n"
+    "DEVICE void add_identity(const moer_epilogue &e, const void *weights, u32 pair, u64 at, float (&sum)[N]) {\n"
     "#if NUM_IDENTITY\n"
     "    if ((u32)e.ids[pair] - FIRST_IDENTITY >= NUM_IDENTITY) return;\n"
+    "    const float weight = router_weight(weights, pair);\n"
     "    float x[N];\n"
     "    load_vector<DTYPE, N>(e.x, at, x);\n"
     "#pragma unroll\n"
-    "    for (int i = 0; i < N; i++) sum[i] = f32_fma(weights[pair], x[i], sum[i]);\n"
+    "    for (int i = 0; i < N; i++) sum[i] = f32_fma(weight, x[i], sum[i]);\n"
     "#endif\n"
     "}\n"
     "\n"
@@ -2060,9 +2481,9 @@ static const char *const moer_source_8[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_9[] = { /* route.cu */
+static const char *const moer_source_10[] = { /* route.cu */
     "/*\n"
-    "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E] -> ids, weights and the sort of the\n"
+    "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
     "\n"
     "  A warp routes a token (select.h) and leaves the ids in shared memory. Then a thread owns pair p: its row is the number of\n"
@@ -2070,12 +2491,13 @@ static const char *const moer_source_9[] = { /* route.cu */
     "  sort: no pass waits for another. Pairs whose expert isn't local get the largest key: they take the rows from R on.\n"
     "\n"
     "  Constants: E, K; with SELECT those of select.h; MAPS: 1 for what the layer's next kernels read, 2 for every output that isn't null;\n"
-    "  FIRST_EXPERT, LOCAL_EXPERTS; MAX_PAIRS, a multiple of 32, at most 512.\n"
+    "  FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h; MAX_PAIRS, a multiple of 32, at most 512.\n"
     "  Threads: any multiple of 32 up to MAX_THREADS.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
     "#include \"tokens.h\"\n"
+    "#include \"placement.h\"\n"
     "#if SELECT\n"
     "#include \"scores.h\"\n"
     "#include \"select.h\"\n"
@@ -2101,6 +2523,13 @@ static const char *const moer_source_9[] = { /* route.cu */
     "    return sorted[r] != NOT_LOCAL && (r == 0 || sorted[r - 1] != sorted[r]);\n"
     "}\n"
     "\n"
+    "/* Counts a pair into its expert's load, and returns the local expert that serves it, or NOT_LOCAL. */\n"
+    "DEVICE int place_pair(const moer_route_args &a, u32 id, u32 token) {\n"
+    "    if (a.maps.expert_load && id < E) global_atomic_add_64(a.maps.expert_load + id, 1);\n"
+    "    const u32 local = physical_expert(a.expert_map, id, token) - FIRST_EXPERT;\n"
+    "    return local < LOCAL_EXPERTS \? (int)local : NOT_LOCAL;\n"
+    "}\n"
+    "\n"
     "KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {\n"
     "    SHARED(int, pair_expert, MAX_PAIRS);    /* local expert of each pair, or NOT_LOCAL */\n"
     "    SHARED(int, sorted_expert, MAX_PAIRS);  /* the same, by row */\n"
@@ -2119,29 +2548,16 @@ static const char *const moer_source_9[] = { /* route.cu */
     "\n"
     "#if SELECT\n"
     "    for (u32 token = warp_index(); token < a.num_tokens; token += threads / 32) {\n"
-    "        selection chosen = {};\n"
-    "        if (token < num_valid) chosen = select_experts(a, token);\n"
+    "        const bool valid = token < num_valid;\n"
+    "        const selection chosen = route_token(a, token, valid);\n"
     "#pragma unroll\n"
-    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
-    "            const u32 slot = s * 32 + lane, p = token * K + slot;\n"
-    "            if (slot < K) {\n"
-    "                const u32 local = chosen.id[s] - FIRST_EXPERT;\n"
-    "                const bool valid = token < num_valid;\n"
-    "                a.ids[p] = valid \? (int)chosen.id[s] : -1;\n"
-    "                if (a.weights) a.weights[p] = valid \? chosen.weight[s] : 0.0f;\n"
-    "                pair_expert[p] = valid && local < LOCAL_EXPERTS \? (int)local : NOT_LOCAL;\n"
-    "            }\n"
-    "        }\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++)\n"
+    "            if (s * 32 + lane < K) pair_expert[token * K + s * 32 + lane] = valid \? place_pair(a, chosen.id[s], token) : NOT_LOCAL;\n"
     "    }\n"
     "    for (u32 p = num_pairs + thread; p < (num_pairs + 3) / 4 * 4; p += threads) pair_expert[p] = NOT_LOCAL;\n"
     "#else\n"
     "    for (u32 p = thread; p < (num_pairs + 3) / 4 * 4; p += threads) {\n"
-    "        int local = NOT_LOCAL;\n"
-    "        if (p < num_valid * K) {\n"
-    "            const u32 id = (u32)a.ids[p] - FIRST_EXPERT;\n"
-    "            if (id < LOCAL_EXPERTS) local = (int)id;\n"
-    "        }\n"
-    "        pair_expert[p] = local;\n"
+    "        pair_expert[p] = p < num_valid * K \? place_pair(a, (u32)a.ids[p], p / K) : NOT_LOCAL;\n"
     "    }\n"
     "#endif\n"
     "    block_barrier();\n"
@@ -2255,10 +2671,10 @@ static const char *const moer_source_9[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_10[] = { /* topk.cu */
+static const char *const moer_source_11[] = { /* topk.cu */
     "/*\n"
-    "  topk.cu: the router alone, for any number of tokens: logits [T, E] -> ids [T, k], weights [T, k]. A warp a token, eight\n"
-    "  a block. Constants: those of select.h.\n"
+    "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
+    "  token, eight a block. Constants: those of select.h.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
@@ -2271,20 +2687,10 @@ static const char *const moer_source_10[] = { /* topk.cu */
     "    let_next_kernel_start();\n"
     "    const u32 token = block_index_x() * (block_threads() / 32) + warp_index();\n"
     "    if (token >= a.num_tokens) return;\n"
-    "    const bool valid = token < valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
-    "    selection chosen = {};\n"
-    "    if (valid) chosen = select_experts(a, token);\n"
-    "#pragma unroll\n"
-    "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
-    "        const u32 slot = s * 32 + lane_index();\n"
-    "        if (slot < K) {\n"
-    "            a.ids[(u64)token * K + slot] = valid \? (int)chosen.id[s] : -1;\n"
-    "            if (a.weights) a.weights[(u64)token * K + slot] = valid \? chosen.weight[s] : 0.0f;\n"
-    "        }\n"
-    "    }\n"
+    "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_11[] = { /* maps.cu */
+static const char *const moer_source_12[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.\n"
     "\n"
@@ -2294,13 +2700,14 @@ static const char *const moer_source_11[] = { /* maps.cu */
     "  moe_route_maps_scatter  the warp walks its share again, in order, and gives every pair its row\n"
     "\n"
     "  Order within a warp's 32 pairs comes from match and popcount, order between them from the warp's own cursors: nothing is\n"
-    "  atomic, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.\n"
+    "  atomic but the integer counters of expert_load, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.\n"
     "\n"
-    "  Constants: K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS. Pairs whose expert isn't local have no row.\n"
+    "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Pairs whose expert isn't local have no row.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
     "#include \"tokens.h\"\n"
+    "#include \"placement.h\"\n"
     "\n"
     "#define SCAN_THREADS 1024\n"
     "#define SCAN_WARPS (SCAN_THREADS / 32)\n"
@@ -2313,7 +2720,7 @@ static const char *const moer_source_11[] = { /* maps.cu */
     "/* Local expert of a pair, or NOT_LOCAL. */\n"
     "DEVICE u32 local_expert(const moer_maps_args &a, u32 pair, u32 num_valid_pairs) {\n"
     "    if (pair >= num_valid_pairs) return NOT_LOCAL;\n"
-    "    const u32 local = (u32)a.ids[pair] - FIRST_EXPERT;\n"
+    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K) - FIRST_EXPERT;\n"
     "    return local < LOCAL_EXPERTS \? local : NOT_LOCAL;\n"
     "}\n"
     "\n"
@@ -2341,6 +2748,7 @@ static const char *const moer_source_11[] = { /* maps.cu */
     "    for (u32 i = 0; i < share; i += 32) {\n"
     "        const u64 pair = (u64)block * share + i + lane;\n"
     "        take_rows(counts, pair < a.num_pairs \? local_expert(a, (u32)pair, num_valid) : NOT_LOCAL);\n"
+    "        if (a.maps.expert_load && pair < num_valid && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
     "    }\n"
     "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) a.block_counts[(u64)block * LOCAL_EXPERTS + e] = (int)counts[e];\n"
     "}\n"
@@ -2366,13 +2774,13 @@ static const char *const moer_source_11[] = { /* maps.cu */
     "    *total = sum;\n"
     "    return before + inclusive - value;\n"
     "}\n"
-    "\n"
+    "\n",
     "KERNEL(moe_route_maps_scan, SCAN_THREADS, moer_maps_args) {\n"
     "    SHARED(u32, warp_sums, SCAN_WARPS);\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    const u32 first = thread_index() * SCAN_EXPERTS;\n"
-    "    const u32 block = a.maps.block_size;\n",
+    "    const u32 block = a.maps.block_size;\n"
     "    u32 count[SCAN_EXPERTS], rows = 0, distinct = 0, aligned = 0;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < SCAN_EXPERTS; i++) {\n"
@@ -2448,9 +2856,9 @@ static const char *const moer_source_11[] = { /* maps.cu */
     "    if (!a.maps.block_size) return;\n"
     "    const u32 thread = block * 32 + lane, threads = grid_blocks_x() * 32;\n"
     "    const u32 aligned_rows = (u32)a.aligned_offsets[LOCAL_EXPERTS];\n"
-    "    if (a.maps.aligned_row_to_pair) {\n"
+    "    if (a.maps.aligned_row_to_pair) {\n",
     "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
-    "            const int rows = a.expert_offsets[e + 1] - a.expert_offsets[e];\n",
+    "            const int rows = a.expert_offsets[e + 1] - a.expert_offsets[e];\n"
     "            for (int i = a.aligned_offsets[e] + rows; i < a.aligned_offsets[e + 1]; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "        }\n"
     "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
@@ -2471,7 +2879,7 @@ static const char *const moer_source_11[] = { /* maps.cu */
     "        }\n"
     "}\n",
     NULL};
-static const char *const moer_source_12[] = { /* matmul.cu */
+static const char *const moer_source_13[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A block is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and the block\n"
@@ -2482,9 +2890,10 @@ static const char *const moer_source_12[] = { /* matmul.cu */
     "  out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0\n"
     "\n"
     "  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; ACTIVATION,\n"
-    "  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight multiplies x; BIAS (dtype,\n"
-    "  0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or\n"
-    "  by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.\n"
+    "  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies\n"
+    "  x; BIAS (dtype, 0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the\n"
+    "  arguments say (1), or by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS;\n"
+    "  ROW_BLOCKS.\n"
     "  Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).\n"
     "*/\n"
     "#include \"device.h\"\n"
@@ -2556,7 +2965,7 @@ static const char *const moer_source_12[] = { /* matmul.cu */
     "            float value = 0.0f;\n"
     "            for (u32 w = 0; w < WARPS; w++) value = f32_add(value, partial[(w * 16 + c) * PARTIAL_STRIDE + token]);\n"
     "            /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
-    "            const float weight = WEIGHT_ON_INPUT \? a.router_weights[a.row_to_pair[row]] : 1.0f;\n"
+    "            const float weight = WEIGHT_ON_INPUT \? load_value(a.router_weights, (u32)a.row_to_pair[row], WEIGHTS) : 1.0f;\n"
     "            if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);\n"
     "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));\n"
     "            if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
@@ -2573,7 +2982,7 @@ static const char *const moer_source_12[] = { /* matmul.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_13[] = { /* down.cu */
+static const char *const moer_source_14[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -2639,7 +3048,7 @@ static const char *const moer_source_13[] = { /* down.cu */
     "#pragma unroll\n"
     "                for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);\n"
     "                if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));\n"
-    "                y[0] = f32_fma(WEIGHT_ON_INPUT \? 1.0f : a.router_weights[pair], value, y[0]);\n"
+    "                y[0] = f32_fma(WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair), value, y[0]);\n"
     "            }\n"
     "            add_shared_and_residual<X>(a.epilogue, token, at, y);\n"
     "        }\n"
@@ -2647,7 +3056,7 @@ static const char *const moer_source_13[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_14[] = { /* combine.cu */
+static const char *const moer_source_15[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -2684,7 +3093,7 @@ static const char *const moer_source_14[] = { /* combine.cu */
     "                }\n"
     "                float value[VECTOR];\n"
     "                load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)row * HIDDEN + column, value);\n"
-    "                const float weight = WEIGHT_ON_INPUT \? 1.0f : a.router_weights[pair];\n"
+    "                const float weight = WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair);\n"
     "#pragma unroll\n"
     "                for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight, value[v], sum[v]);\n"
     "            }\n"
@@ -2694,7 +3103,7 @@ static const char *const moer_source_14[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_15[] = { /* expand.cu */
+static const char *const moer_source_16[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -2731,21 +3140,22 @@ static const moer_source moer_sources[] = {
     {"device.h", moer_source_0},
     {"args.h", moer_source_1},
     {"tokens.h", moer_source_2},
-    {"scores.h", moer_source_3},
-    {"activations.h", moer_source_4},
-    {"select.h", moer_source_5},
-    {"tile.h", moer_source_6},
-    {"vector.h", moer_source_7},
-    {"epilogue.h", moer_source_8},
-    {"route.cu", moer_source_9},
-    {"topk.cu", moer_source_10},
-    {"maps.cu", moer_source_11},
-    {"matmul.cu", moer_source_12},
-    {"down.cu", moer_source_13},
-    {"combine.cu", moer_source_14},
-    {"expand.cu", moer_source_15},
+    {"placement.h", moer_source_3},
+    {"scores.h", moer_source_4},
+    {"activations.h", moer_source_5},
+    {"select.h", moer_source_6},
+    {"tile.h", moer_source_7},
+    {"vector.h", moer_source_8},
+    {"epilogue.h", moer_source_9},
+    {"route.cu", moer_source_10},
+    {"topk.cu", moer_source_11},
+    {"maps.cu", moer_source_12},
+    {"matmul.cu", moer_source_13},
+    {"down.cu", moer_source_14},
+    {"combine.cu", moer_source_15},
+    {"expand.cu", moer_source_16},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "2f597216d4731be5a83d782390cc898cc24261650a1ae53a9b0fdc307bae7b35";
+static const char moer_sources_digest[] = "a73b8753835ec1b7131060e65ea02e1a2aacc20253306a7efc98bb961d29f3f4";
 
 /* ---- src/base.c ---- */
 /*
@@ -4933,8 +5343,8 @@ static void moer_variants_destroy(moe_route_context *context) {
 /* ---- kernels_src/scores.h ---- */
 /*
   scores.h: the arithmetic of scores and their order, one text for the kernels and for the CPU backend, so that both give
-  the same bits. Everything is a single IEEE f32 operation in a fixed order; no product feeds a sum that a compiler could
-  fuse. Loops over experts and reductions don't belong here.
+  the same bits. Everything is a single IEEE f32 operation in a fixed order; where a product feeds a sum, MOER_FMA says so,
+  because a host compiler may otherwise fuse the two or not. Loops over experts and reductions don't belong here.
 */
 #ifdef MOER_HOST
 #define MOER_SCORE static
@@ -4942,6 +5352,7 @@ static void moer_variants_destroy(moe_route_context *context) {
 #define MOER_ADD(a, b) ((a) + (b))
 #define MOER_MUL(a, b) ((a) * (b))
 #define MOER_DIV(a, b) ((a) / (b))
+#define MOER_SQRT(a) sqrtf(a)
 static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }
 static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }
 #else
@@ -4950,11 +5361,15 @@ static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof
 #define MOER_ADD(a, b) f32_add(a, b)
 #define MOER_MUL(a, b) f32_mul(a, b)
 #define MOER_DIV(a, b) f32_div(a, b)
+#define MOER_SQRT(a) f32_sqrt(a)
 #define moer_f32_bits f32_bits
 #define moer_f32_from_bits f32_from_bits
 #endif
 
 #define MOER_INFINITY_BITS 0x7f800000u
+#define MOER_LARGEST_F32 3.40282347e38f
+#define MOER_LARGEST_F16 65504.0f
+#define MOER_LARGEST_BF16 3.38953139e38f
 #define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */
 
 /* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */
@@ -4994,6 +5409,39 @@ MOER_SCORE float moer_sigmoid(float x) {
     return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));
 }
 
+/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the
+   logarithm is 2 atanh(u) = 2u + 2u z q(z), z = u^2 up to 1/9, q fitted for the least relative error. */
+MOER_SCORE float moer_softplus(float x) {
+    const float t = moer_exp(x < 0.0f ? x : -x);
+    const float u = MOER_DIV(t, MOER_ADD(2.0f, t)), z = MOER_MUL(u, u);
+    float q = MOER_FMA(1.40059933e-1f, z, 1.40009031e-1f);
+    q = MOER_FMA(q, z, 2.00107634e-1f);
+    q = MOER_FMA(q, z, 3.33332092e-1f);
+    q = MOER_FMA(MOER_MUL(q, z), u, u);
+    return MOER_FMA(2.0f, q, x > 0.0f ? x : 0.0f);
+}
+
+/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */
+MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f ? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }
+
+/* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */
+MOER_SCORE float moer_tanh(float x) {
+    const float magnitude = x < 0.0f ? -x : x;
+    float q;
+    if (magnitude < 0.625f) {
+        const float z = MOER_MUL(x, x);
+        q = MOER_FMA(-5.70498640e-3f, z, 2.06390861e-2f);
+        q = MOER_FMA(q, z, -5.37397154e-2f);
+        q = MOER_FMA(q, z, 1.33314416e-1f);
+        q = MOER_FMA(q, z, -3.33332807e-1f);
+        return MOER_FMA(MOER_MUL(q, z), x, x);
+    }
+    q = MOER_ADD(1.0f, -MOER_DIV(2.0f, MOER_ADD(moer_exp(MOER_ADD(magnitude, magnitude)), 1.0f)));
+    return x < 0.0f ? -q : q;
+}
+
+MOER_SCORE float moer_softcap(float x, float cap) { return MOER_MUL(cap, moer_tanh(MOER_DIV(x, cap))); }
+
 /* exp(x - largest), the numerator of a softmax. Defined where the plain difference is NaN: values equal to an infinite
    largest count 1, and -inf always counts 0. */
 MOER_SCORE float moer_softmax_term(float x, float largest) {
@@ -5002,15 +5450,28 @@ MOER_SCORE float moer_softmax_term(float x, float largest) {
     return moer_exp(MOER_ADD(x, -largest));
 }
 
+/* The same among experts that SparseMixer keeps beside the largest; others count 0. Where the quotient is NaN (0 / 0, or an
+   infinite largest) the expert is kept. */
+MOER_SCORE float moer_sparse_mixer_term(float x, float largest, float threshold) {
+    const float magnitude = x < 0.0f ? -x : x;
+    const float distance = MOER_DIV(MOER_ADD(largest, -x), magnitude > largest ? magnitude : largest);
+    return distance > threshold ? 0.0f : moer_softmax_term(x, largest);
+}
+
 /* numerator / denominator, 0 where the denominator is 0. */
 MOER_SCORE float moer_share(float numerator, float denominator) {
     return denominator == 0.0f ? 0.0f : MOER_DIV(numerator, denominator);
 }
 
-/* The nearest finite float. NaN isn't expected. */
-MOER_SCORE float moer_finite(float x) {
-    unsigned int bits = moer_f32_bits(x);
-    return (bits & 0x7fffffffu) == MOER_INFINITY_BITS ? moer_f32_from_bits(bits - 1u) : x;
+/* The nearest float within plus and minus `limit`; NaN gives 0. */
+MOER_SCORE float moer_bounded(float x, float limit) {
+    if ((moer_f32_bits(x) & 0x7fffffffu) > MOER_INFINITY_BITS) return 0.0f;
+    return x > limit ? limit : x < -limit ? -limit : x;
+}
+
+/* A score as a weight: -inf, which nobody can select, weighs nothing; +inf weighs as much as a float can. */
+MOER_SCORE float moer_score_weight(float score) {
+    return moer_f32_bits(score) == (0x80000000u | MOER_INFINITY_BITS) ? 0.0f : moer_bounded(score, MOER_LARGEST_F32);
 }
 
 static void *moer_host(moe_route_address address) { return (void *)(uintptr_t)address; }
@@ -5083,86 +5544,223 @@ static float moer_butterfly_sum(float part[32]) {
     return part[0];
 }
 
-static float moer_score_of(const moer_router *router, float logit, float largest, float sum) {
-    return router->score == MOE_ROUTE_SCORE_SOFTMAX ? moer_share(moer_softmax_term(logit, largest), sum) : moer_sigmoid(logit);
+typedef struct moer_token { /* the router's work on one token */
+    const moer_router *router;
+    float x[MOER_MAX_EXPERTS + MOER_MAX_SHARED]; /* l[e] of moe_route.h; NaN is -inf */
+    float largest, sum;                          /* of the softmax over all experts */
+    unsigned int key[MOER_MAX_EXPERTS];          /* order of selection; 0: taken */
+    uint32_t id[MOER_MAX_TOP_K];
+    unsigned char counts[MOER_MAX_TOP_K + MOER_MAX_SHARED]; /* 0: the weight is 0: nobody could select it, or it's out of range */
+    float weight[MOER_MAX_TOP_K + MOER_MAX_SHARED];         /* those of the shared experts follow the k selected */
+} moer_token;
+
+static void moer_token_load(moer_token *token, const void *logits, size_t row) {
+    const moer_router *router = token->router;
+    const uint32_t num_logits = router->num_experts + router->num_shared_experts;
+    uint32_t e;
+    for (e = 0; e < num_logits; e++) {
+        float x = moer_load_value(logits, row * num_logits + e, router->logits_dtype);
+        if (router->logit_bias != 0) x = MOER_ADD(x, moer_load_value(moer_host(router->logit_bias), e, MOE_ROUTE_F32));
+        if (router->softcap != 0.0f) x = moer_softcap(moer_key_value(moer_order_key(x)), router->softcap);
+        token->x[e] = moer_key_value(moer_order_key(x));
+    }
 }
 
-static void moer_cpu_route_token(const moer_router *router, const void *logits, size_t row, int32_t *ids, float *weights) {
-    const uint32_t num_experts = router->num_experts, top_k = router->top_k;
-    float logit[MOER_MAX_EXPERTS]; /* NaN is -inf */
-    unsigned int key[MOER_MAX_EXPERTS]; /* order of selection; 0: taken */
-    float weight[MOER_MAX_TOP_K], part[32];
-    uint32_t chosen[MOER_MAX_TOP_K];
-    unsigned char counts[MOER_MAX_TOP_K]; /* 0: the expert couldn't be selected, its weight is 0 */
-    float largest = moer_f32_from_bits(0x80000000u | MOER_INFINITY_BITS), sum = 0.0f;
-    uint32_t e, j;
+static void moer_token_sum(moer_token *token) {
+    float part[32];
+    uint32_t e;
+    token->largest = token->x[0];
+    for (e = 1; e < token->router->num_experts; e++)
+        if (token->x[e] > token->largest) token->largest = token->x[e];
+    memset(part, 0, sizeof part);
+    for (e = 0; e < token->router->num_experts; e++) part[e % 32] = MOER_ADD(part[e % 32], moer_softmax_term(token->x[e], token->largest));
+    token->sum = moer_butterfly_sum(part);
+}
 
-    for (e = 0; e < num_experts; e++) {
-        key[e] = moer_order_key(moer_load_value(logits, row * num_experts + e, router->logits_dtype));
-        logit[e] = moer_key_value(key[e]);
-        if (logit[e] > largest) largest = logit[e];
+static float moer_token_score(const moer_token *token, float x) {
+    const moer_router *router = token->router;
+    switch (router->score) {
+    case MOE_ROUTE_SCORE_SOFTMAX: return moer_share(moer_softmax_term(x, token->largest), token->sum);
+    case MOE_ROUTE_SCORE_SIGMOID: return moer_sigmoid(x);
+    case MOE_ROUTE_SCORE_SQRT_SOFTPLUS: return moer_sqrt_softplus(x);
+    case MOE_ROUTE_SCORE_CUSTOM: return moer_key_value(moer_order_key(router->score_function(x, router->score_user)));
+    default: return x;
     }
-    if (router->score == MOE_ROUTE_SCORE_SOFTMAX) {
-        memset(part, 0, sizeof part);
-        for (e = 0; e < num_experts; e++) part[e % 32] = MOER_ADD(part[e % 32], moer_softmax_term(logit[e], largest));
-        sum = moer_butterfly_sum(part);
-    }
-    if (router->selection_bias != 0)
-        for (e = 0; e < num_experts; e++) {
-            const float bias = moer_load_value(moer_host(router->selection_bias), e, MOE_ROUTE_F32);
-            key[e] = moer_order_key(MOER_ADD(moer_score_of(router, logit[e], largest, sum), bias));
+}
+
+/* Marks the experts of groups that are dropped. */
+static void moer_token_drop_groups(moer_token *token) {
+    const moer_router *router = token->router;
+    const uint32_t size = router->num_experts / router->num_groups;
+    unsigned int group_key[MOER_MAX_GROUPS];
+    unsigned char kept[MOER_MAX_GROUPS];
+    uint32_t g, e, j;
+    for (g = 0; g < router->num_groups; g++) {
+        unsigned int best = 0, second = 0;
+        for (e = g * size; e < (g + 1) * size; e++) {
+            const unsigned int key = token->key[e];
+            second = key > best ? best : key > second ? key : second;
+            best = key > best ? key : best;
         }
-
-    for (j = 0; j < top_k; j++) {
-        uint32_t best = 0;
-        for (e = 1; e < num_experts; e++)
-            if (key[e] > key[best]) best = e;
-        chosen[j] = best;
-        counts[j] = key[best] > MOER_LOWEST_KEY;
-        key[best] = 0;
+        group_key[g] = router->group_rule == MOE_ROUTE_GROUPS_MAX ? best : moer_order_key(MOER_ADD(moer_key_value(best), moer_key_value(second)));
+        kept[g] = 0;
     }
+    for (j = 0; j < router->topk_groups; j++) {
+        uint32_t best = 0;
+        for (g = 1; g < router->num_groups; g++)
+            if (group_key[g] > group_key[best]) best = g;
+        group_key[best] = 0;
+        kept[best] = 1;
+    }
+    for (e = 0; e < router->num_experts; e++)
+        if (!kept[e / size]) token->key[e] = router->dropped == MOE_ROUTE_DROPPED_ZERO ? moer_order_key(0.0f) : MOER_LOWEST_KEY;
+}
+
+/* Softmax of the largest of the experts that are left, among those that SparseMixer keeps beside it. */
+static float moer_token_mixer_weight(const moer_token *token, float largest) {
+    float part[32];
+    uint32_t e;
+    memset(part, 0, sizeof part);
+    for (e = 0; e < token->router->num_experts; e++)
+        if (token->key[e] != 0) part[e % 32] = MOER_ADD(part[e % 32], moer_sparse_mixer_term(token->x[e], largest, MOER_MUL(2.0f, token->router->jitter)));
+    return moer_share(1.0f, moer_butterfly_sum(part));
+}
+
+static void moer_token_select(moer_token *token) {
+    const moer_router *router = token->router;
+    const int drops = router->group_rule == MOE_ROUTE_GROUPS_MAX || router->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM;
+    const int by_score = router->selection_bias != 0 || drops || router->score == MOE_ROUTE_SCORE_CUSTOM;
+    uint32_t given[MOER_MAX_GROUPS], e, j;
+    for (e = 0; e < router->num_experts; e++) {
+        float order = by_score ? moer_token_score(token, token->x[e]) : token->x[e];
+        if (router->selection_bias != 0) order = MOER_ADD(order, moer_load_value(moer_host(router->selection_bias), e, MOE_ROUTE_F32));
+        token->key[e] = moer_order_key(order);
+    }
+    if (drops) moer_token_drop_groups(token);
+    memset(given, 0, sizeof given);
+    for (j = 0; j < router->top_k; j++) {
+        uint32_t best = 0;
+        for (e = 1; e < router->num_experts; e++)
+            if (token->key[e] > token->key[best]) best = e;
+        token->id[j] = best;
+        token->counts[j] = token->key[best] > MOER_LOWEST_KEY;
+        if (router->score == MOE_ROUTE_SCORE_SPARSE_MIXER) token->weight[j] = moer_token_mixer_weight(token, token->x[best]);
+        token->key[best] = 0;
+        if (router->group_rule == MOE_ROUTE_GROUPS_QUOTA) { /* a group that has given its share is out */
+            const uint32_t size = router->num_experts / router->num_groups, g = best / size;
+            if (++given[g] == router->top_k / router->num_groups)
+                for (e = g * size; e < (g + 1) * size; e++) token->key[e] = 0;
+        }
+    }
+}
+
+/* Ids from the caller, or from the table. */
+static void moer_token_take_ids(moer_token *token, const moer_routing *routing, uint32_t t) {
+    const moer_router *router = token->router;
+    size_t row = t;
+    int known = 1;
+    uint32_t j;
+    if (router->ids == MOE_ROUTE_IDS_TABLE) {
+        row = ((const uint32_t *)moer_host(routing->token_ids))[t];
+        known = row < router->id_table_rows;
+    }
+    for (j = 0; j < router->top_k; j++) {
+        const uint32_t *ids = (const uint32_t *)moer_host(router->ids == MOE_ROUTE_IDS_TABLE ? router->id_table : routing->ids);
+        token->id[j] = known ? ids[row * router->top_k + j] : 0xffffffffu;
+        token->counts[j] = token->id[j] < router->num_experts;
+    }
+}
+
+static void moer_token_weigh(moer_token *token) {
+    const moer_router *router = token->router;
+    const uint32_t top_k = router->top_k, slots = top_k + router->num_shared_experts;
+    float x[MOER_MAX_TOP_K + MOER_MAX_SHARED], part[32], sum;
+    const float largest_weight = router->weights_dtype == MOE_ROUTE_F32 ? MOER_LARGEST_F32 : router->weights_dtype == MOE_ROUTE_F16 ? MOER_LARGEST_F16 : MOER_LARGEST_BF16;
+    float *weight = token->weight;
+    uint32_t j;
+    for (j = top_k; j < slots; j++) token->counts[j] = 1;
+    for (j = 0; j < slots; j++) x[j] = !token->counts[j] ? 0.0f : token->x[j < top_k ? token->id[j] : router->num_experts + j - top_k];
 
     if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
         float top = moer_f32_from_bits(0x80000000u | MOER_INFINITY_BITS);
-        for (j = 0; j < top_k; j++)
-            if (counts[j] && logit[chosen[j]] > top) top = logit[chosen[j]];
-        for (j = 0; j < top_k; j++) weight[j] = counts[j] ? moer_softmax_term(logit[chosen[j]], top) : 0.0f;
-    } else {
-        for (j = 0; j < top_k; j++) weight[j] = counts[j] ? moer_score_of(router, logit[chosen[j]], largest, sum) : 0.0f;
-    }
-    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED || router->renormalize != MOE_ROUTE_RENORMALIZE_NONE) {
+        for (j = 0; j < slots; j++)
+            if (token->counts[j] && x[j] > top) top = x[j];
         memset(part, 0, sizeof part);
-        for (j = 0; j < top_k; j++) part[j % 32] = j < 32 ? weight[j] : MOER_ADD(part[j % 32], weight[j]);
+        for (j = 0; j < slots; j++) {
+            weight[j] = token->counts[j] ? moer_softmax_term(x[j], top) : 0.0f;
+            part[j % 32] = j < 32 ? weight[j] : MOER_ADD(part[j % 32], weight[j]);
+        }
         sum = moer_butterfly_sum(part);
-        if (router->renormalize != MOE_ROUTE_RENORMALIZE_NONE) sum = MOER_ADD(sum, router->renormalize_epsilon);
-        for (j = 0; j < top_k; j++) weight[j] = moer_share(weight[j], sum);
+        for (j = 0; j < slots; j++) weight[j] = moer_share(weight[j], sum);
+    } else {
+        for (j = 0; j < slots; j++) {
+            if (!token->counts[j]) weight[j] = 0.0f;
+            else if (router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SELECTED) weight[j] = moer_sigmoid(x[j]);
+            else if (router->score != MOE_ROUTE_SCORE_SPARSE_MIXER) weight[j] = moer_score_weight(moer_token_score(token, x[j]));
+        }
     }
-    for (j = 0; j < top_k; j++) {
-        if (ids != NULL) ids[j] = (int32_t)chosen[j];
-        if (weights != NULL) weights[j] = moer_finite(MOER_MUL(weight[j], router->scale));
+    if (router->renormalize != MOE_ROUTE_RENORMALIZE_NONE) {
+        const int squares = router->renormalize == MOE_ROUTE_RENORMALIZE_L2;
+        memset(part, 0, sizeof part);
+        for (j = 0; j < slots; j++) {
+            if (squares) part[j % 32] = MOER_FMA(weight[j], weight[j], part[j % 32]);
+            else part[j % 32] = j < 32 ? weight[j] : MOER_ADD(part[j % 32], weight[j]);
+        }
+        sum = moer_butterfly_sum(part);
+        if (squares) sum = MOER_SQRT(sum);
+        if (router->renormalize == MOE_ROUTE_RENORMALIZE_MAX_SUM) sum = sum > router->renormalize_epsilon ? sum : router->renormalize_epsilon;
+        else sum = MOER_ADD(sum, router->renormalize_epsilon);
+        for (j = 0; j < slots; j++) weight[j] = moer_share(weight[j], sum);
+    }
+    for (j = 0; j < slots; j++) {
+        float w = MOER_MUL(weight[j], router->scale);
+        const int selected = token->counts[j] && j < top_k;
+        if (selected && router->expert_scale != 0) w = MOER_MUL(w, moer_load_value(moer_host(router->expert_scale), token->id[j], MOE_ROUTE_F32));
+        if (router->divide_by_top_k) w = MOER_DIV(w, (float)top_k);
+        weight[j] = selected && token->id[j] >= router->num_experts - router->num_skip_experts ? 0.0f : moer_bounded(w, largest_weight);
     }
 }
 
-static void moer_cpu_topk(const moer_router *router, const void *logits, uint32_t num_tokens, uint32_t num_valid, int32_t *ids, float *weights) {
+static void moer_cpu_topk(const moer_router *router, const moer_routing *routing, uint32_t num_tokens, uint32_t num_valid) {
+    const uint32_t top_k = router->top_k, num_shared = router->num_shared_experts;
+    int32_t *ids = (int32_t *)moer_host(routing->ids);
+    moer_token token;
     uint32_t t, j;
+    token.router = router;
     for (t = 0; t < num_tokens; t++) {
-        int32_t *token_ids = ids != NULL ? ids + (size_t)t * router->top_k : NULL;
-        float *token_weights = weights != NULL ? weights + (size_t)t * router->top_k : NULL;
-        if (t < num_valid) {
-            moer_cpu_route_token(router, logits, t, token_ids, token_weights);
-            continue;
+        const int valid = t < num_valid;
+        if (valid) {
+            moer_token_load(&token, moer_host(routing->logits), t);
+            moer_token_sum(&token);
+            if (router->ids == MOE_ROUTE_IDS_SELECTED) moer_token_select(&token);
+            else moer_token_take_ids(&token, routing, t);
+            moer_token_weigh(&token);
         }
-        for (j = 0; j < router->top_k; j++) {
-            if (ids != NULL) token_ids[j] = -1;
-            if (weights != NULL) token_weights[j] = 0.0f;
+        for (j = 0; j < top_k; j++) {
+            if (router->ids != MOE_ROUTE_IDS_GIVEN) ids[(size_t)t * top_k + j] = valid && token.id[j] < router->num_experts ? (int32_t)token.id[j] : -1;
+            if (routing->weights != 0) moer_store_value(moer_host(routing->weights), (size_t)t * top_k + j, router->weights_dtype, valid ? token.weight[j] : 0.0f);
         }
+        for (j = 0; j < num_shared && routing->shared_weights != 0; j++)
+            moer_store_value(moer_host(routing->shared_weights), (size_t)t * num_shared + j, router->weights_dtype, valid ? token.weight[top_k + j] : 0.0f);
     }
 }
 
 /* ---- src/cpu_maps.c ---- */
 /*
-  cpu_maps.c: the expert maps on the CPU: a stable counting sort of the pairs by local expert.
+  cpu_maps.c: the expert maps on the CPU: which physical expert serves a pair, and a stable counting sort of
+  the pairs by local expert.
 */
+
+/* The physical expert that serves a token's expert `id`; placement.h says the same. */
+static uint32_t moer_physical_expert(const moer_router *router, int32_t id, uint32_t token) {
+    const int32_t *replicas = (const int32_t *)moer_host(router->expert_map);
+    uint32_t count = 0;
+    if (router->expert_map == 0) return (uint32_t)id;
+    if ((uint32_t)id >= router->num_experts) return 0xffffffffu;
+    replicas += (size_t)id * router->expert_map_columns;
+    while (count < router->expert_map_columns && replicas[count] >= 0) count++;
+    return count != 0 ? (uint32_t)replicas[token % count] : 0xffffffffu;
+}
 
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps) {
     const uint32_t num_pairs = num_tokens * router->top_k, num_valid_pairs = num_valid * router->top_k;
@@ -5174,13 +5772,15 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
     int32_t *distinct_experts = (int32_t *)moer_host(maps->distinct_experts), *distinct_offsets = (int32_t *)moer_host(maps->distinct_offsets);
     int32_t *distinct_count = (int32_t *)moer_host(maps->distinct_count), *aligned_row_to_pair = (int32_t *)moer_host(maps->aligned_row_to_pair);
     int32_t *block_to_expert = (int32_t *)moer_host(maps->block_to_expert), *aligned_rows = (int32_t *)moer_host(maps->aligned_rows);
+    int64_t *expert_load = (int64_t *)moer_host(maps->expert_load);
     uint32_t e, p, i;
     int32_t distinct = 0;
 
     memset(next, 0, sizeof next);
     for (p = 0; p < num_valid_pairs; p++) {
-        const uint32_t local = (uint32_t)ids[p] - router->first_expert;
+        const uint32_t local = moer_physical_expert(router, ids[p], p / router->top_k) - router->first_expert;
         if (local < num_local) next[local]++;
+        if (expert_load != NULL && (uint32_t)ids[p] < router->num_experts) expert_load[ids[p]]++;
     }
     offset[0] = aligned[0] = 0;
     for (e = 0; e < num_local; e++) {
@@ -5212,7 +5812,7 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
     }
     memcpy(next, offset, num_local * sizeof next[0]);
     for (p = 0; p < num_pairs; p++) {
-        const uint32_t local = p < num_valid_pairs ? (uint32_t)ids[p] - router->first_expert : num_local;
+        const uint32_t local = p < num_valid_pairs ? moer_physical_expert(router, ids[p], p / router->top_k) - router->first_expert : num_local;
         int32_t row = -1;
         if (local < num_local) {
             row = next[local]++;
@@ -5327,7 +5927,7 @@ typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of 
     const void *x;
     moe_route_dtype x_dtype;
     int activated; /* 1: gate_up with what follows it up to h */
-    const float *input_weights; /* by pair, or NULL: they multiply x */
+    const void *input_weights; /* of the router's weights_dtype, by pair, or NULL: they multiply x */
     int out_by_pair;
     void *out;
     moe_route_dtype out_dtype;
@@ -5364,7 +5964,7 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
                 const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
-                const double weight = p->input_weights != NULL ? (double)p->input_weights[pair] : 1.0;
+                const double weight = p->input_weights != NULL ? (double)moer_load_value(p->input_weights, pair, layer->router.weights_dtype) : 1.0;
                 float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row));
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
@@ -5387,13 +5987,17 @@ static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t 
 /* Element `at` of an array [T, H] of the layer's dtype. */
 static double moer_cpu_element(const moe_route_layer *layer, moe_route_address array, size_t at) { return (double)moer_load_value(moer_host(array), at, layer->dtype); }
 
+static double moer_cpu_weight(const moe_route_layer *layer, const moer_combine_args *args, uint32_t pair) {
+    return (double)moer_load_value(moer_host(args->router_weights), pair, layer->router.weights_dtype);
+}
+
 /* combine.cu over the same arguments. */
 static void moer_cpu_combine(const moe_route_layer *layer, const moer_combine_args *args, moe_route_dtype rows_dtype) {
     const moer_epilogue *epilogue = &args->epilogue;
     const uint32_t top_k = layer->router.top_k, hidden_size = layer->hidden_size, num_pairs = args->num_tokens * top_k;
-    const uint32_t first_identity = layer->router.num_experts - layer->adds_identity, num_valid = moer_cpu_num_valid(epilogue->num_valid_tokens, args->num_tokens);
+    const uint32_t num_valid = moer_cpu_num_valid(epilogue->num_valid_tokens, args->num_tokens);
     const int32_t *pair_to_row = (const int32_t *)moer_host(args->pair_to_row), *ids = (const int32_t *)moer_host(epilogue->ids);
-    const float *weights = (const float *)moer_host(args->router_weights), *shared_weights = (const float *)moer_host(epilogue->shared_weights);
+    const float *shared_weights = (const float *)moer_host(epilogue->shared_weights);
     uint32_t t, j, n;
     for (t = 0; t < args->num_tokens; t++)
         for (n = 0; n < hidden_size; n++) {
@@ -5403,9 +6007,9 @@ static void moer_cpu_combine(const moe_route_layer *layer, const moer_combine_ar
                 for (j = 0; j < top_k; j++) {
                     const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
                     if (row < num_pairs)
-                        sum += (layer->weight_on_input ? 1.0 : (double)weights[pair]) * (double)moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype);
-                    else if (layer->adds_identity != 0 && (uint32_t)ids[pair] - first_identity < layer->adds_identity)
-                        sum += (double)weights[pair] * moer_cpu_element(layer, epilogue->x, at);
+                        sum += (layer->weight_on_input ? 1.0 : moer_cpu_weight(layer, args, pair)) * (double)moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype);
+                    else if (layer->router.num_identity != 0 && (uint32_t)ids[pair] - layer->router.first_identity < layer->router.num_identity)
+                        sum += moer_cpu_weight(layer, args, pair) * moer_cpu_element(layer, epilogue->x, at);
                 }
                 if (epilogue->shared != 0) sum += (shared_weights != NULL ? (double)shared_weights[t] : 1.0) * moer_cpu_element(layer, epilogue->shared, at);
                 if (epilogue->residual != 0) sum += moer_cpu_element(layer, epilogue->residual, at);
@@ -5424,16 +6028,18 @@ static void moer_cpu_expand(const void *x, const int32_t *row_to_pair, void *row
     }
 }
 
-/* ---- src/layer.c ---- */
+/* ---- src/router.c ---- */
 /*
-  layer.c: a layer's life: its description is checked and completed, the variants it needs are made, its workspace is laid
-  out. What an operation launches belongs to sequence.c, the operations' own arguments to operations.c.
+  router.c: the description of a router, and of where its experts are: checked, completed, and as constants of the kernels.
+  Its arithmetic is in kernels_src/select.h and cpu_route.c.
 */
-
-/* ---- checking a description ---- */
 
 static moe_route_status moer_refuse(moe_route_context *context, const char *field, unsigned long long value, const char *allowed) {
     return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: %s is %llu; allowed is %s", field, value, allowed);
+}
+
+static moe_route_status moer_refuse_number(moe_route_context *context, const char *field, float value, const char *allowed) {
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: %s is %g; allowed is %s", field, (double)value, allowed);
 }
 
 /* DEFAULT becomes `usual`; other values than the three dtypes become DEFAULT. */
@@ -5442,69 +6048,259 @@ static moe_route_dtype moer_dtype_or(moe_route_dtype dtype, moe_route_dtype usua
     return dtype == MOE_ROUTE_F32 || dtype == MOE_ROUTE_F16 || dtype == MOE_ROUTE_BF16 ? dtype : MOE_ROUTE_DTYPE_DEFAULT;
 }
 
-static int moer_is_finite(float value) { return value - value == 0.0f; }
+/* By the bits: a compiler that was told to expect finite numbers only may drop a comparison. */
+static int moer_is_finite(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (bits & 0x7f800000u) != 0x7f800000u;
+}
 
-static moe_route_status moer_layer_check_router(moe_route_layer *layer, const moe_route_layer_desc *desc) {
-    moe_route_context *context = layer->context;
-    const moe_route_router *from = &desc->router;
-    moer_router *router = &layer->router;
+static int moer_is_positive(float value) { return moer_is_finite(value) && value >= 0.0f; }
+
+/* ---- checking ---- */
+
+static moe_route_status moer_router_check_sizes(moe_route_context *context, const moe_route_router *from) {
     if (from->num_experts < 1 || from->num_experts > MOER_MAX_EXPERTS)
         return moer_refuse(context, "router.num_experts", from->num_experts, "1 to 2048");
     if (from->top_k < 1 || from->top_k > MOER_MAX_TOP_K || from->top_k > from->num_experts)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.top_k is %u; allowed is 1 to %u with %u experts", (unsigned)from->top_k,
                          (unsigned)(from->num_experts < MOER_MAX_TOP_K ? from->num_experts : MOER_MAX_TOP_K), (unsigned)from->num_experts);
+    if (from->num_shared_experts > MOER_MAX_SHARED) return moer_refuse(context, "router.num_shared_experts", from->num_shared_experts, "0 to 32");
+    if (from->num_skip_experts >= from->num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_skip_experts is %u; allowed is 0 to %u with %u experts", (unsigned)from->num_skip_experts,
+                         (unsigned)from->num_experts - 1, (unsigned)from->num_experts);
+    if (moer_dtype_or(from->logits_dtype, MOE_ROUTE_F32) == MOE_ROUTE_DTYPE_DEFAULT)
+        return moer_refuse(context, "router.logits_dtype", (unsigned long long)from->logits_dtype, "F32 (1), F16 (2) or BF16 (3)");
+    if (moer_dtype_or(from->weights_dtype, MOE_ROUTE_F32) == MOE_ROUTE_DTYPE_DEFAULT)
+        return moer_refuse(context, "router.weights_dtype", (unsigned long long)from->weights_dtype, "F32 (1), F16 (2) or BF16 (3)");
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_router_check_choices(moe_route_context *context, const moe_route_router *from) {
+    if (from->score < MOE_ROUTE_SCORE_SOFTMAX || from->score > MOE_ROUTE_SCORE_CUSTOM)
+        return moer_refuse(context, "router.score", (unsigned long long)from->score, "a value of moe_route_score, 0 to 5");
+    if (from->group_rule < MOE_ROUTE_GROUPS_NONE || from->group_rule > MOE_ROUTE_GROUPS_QUOTA)
+        return moer_refuse(context, "router.group_rule", (unsigned long long)from->group_rule, "a value of moe_route_group_rule, 0 to 3");
+    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && from->dropped != MOE_ROUTE_DROPPED_ZERO)
+        return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0) or ZERO (1)");
+    if (from->ids < MOE_ROUTE_IDS_SELECTED || from->ids > MOE_ROUTE_IDS_TABLE)
+        return moer_refuse(context, "router.ids", (unsigned long long)from->ids, "SELECTED (0), GIVEN (1) or TABLE (2)");
+    if (from->weight < MOE_ROUTE_WEIGHT_SCORE || from->weight > MOE_ROUTE_WEIGHT_SIGMOID_SELECTED)
+        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0), SOFTMAX_SELECTED (1) or SIGMOID_SELECTED (2)");
+    if (from->renormalize < MOE_ROUTE_RENORMALIZE_NONE || from->renormalize > MOE_ROUTE_RENORMALIZE_L2)
+        return moer_refuse(context, "router.renormalize", (unsigned long long)from->renormalize, "NONE (0), SUM (1), MAX_SUM (2) or L2 (3)");
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_router_check_numbers(moe_route_context *context, const moe_route_router *from) {
+    const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE; /* nothing to point at when only compiling */
+    if (!moer_is_positive(from->softcap)) return moer_refuse_number(context, "router.softcap", from->softcap, "0 (none) or a positive number");
+    if (!moer_is_positive(from->jitter)) return moer_refuse_number(context, "router.jitter", from->jitter, "0 or a positive number");
+    if (!moer_is_positive(from->renormalize_epsilon)) return moer_refuse_number(context, "router.renormalize_epsilon", from->renormalize_epsilon, "0 or a positive number");
+    if (!moer_is_finite(from->scale)) return moer_refuse_number(context, "router.scale", from->scale, "a finite number");
+    if (from->logit_bias % 4 != 0) return moer_refuse(context, "router.logit_bias", from->logit_bias, "an address that is a multiple of 4, or 0");
+    if (from->selection_bias % 4 != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "an address that is a multiple of 4, or 0");
+    if (from->expert_scale % 4 != 0) return moer_refuse(context, "router.expert_scale", from->expert_scale, "an address that is a multiple of 4, or 0");
+    if (from->ids == MOE_ROUTE_IDS_TABLE) {
+        if (from->id_table % 4 != 0 || (addresses && from->id_table == 0)) return moer_refuse(context, "router.id_table", from->id_table, "an address that is a multiple of 4");
+        if (from->id_table_rows < 1 || from->id_table_rows > 0x7fffffffu) return moer_refuse(context, "router.id_table_rows", from->id_table_rows, "1 to 2147483647");
+    } else if (from->id_table != 0 || from->id_table_rows != 0) {
+        return moer_refuse(context, "router.ids", (unsigned long long)from->ids, "TABLE (2) with an id_table");
+    }
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_router_check_groups(moe_route_context *context, const moe_route_router *from) {
+    const int drops = from->group_rule == MOE_ROUTE_GROUPS_MAX || from->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM;
+    if (from->group_rule == MOE_ROUTE_GROUPS_NONE) {
+        if (from->num_groups > 1) return moer_refuse(context, "router.group_rule", 0, "MAX (1), TOP2_SUM (2) or QUOTA (3) with more than one group");
+        return MOE_ROUTE_OK;
+    }
+    if (from->num_groups < 1 || from->num_groups > MOER_MAX_GROUPS || from->num_experts % from->num_groups != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_groups is %u; allowed is a divisor of num_experts, %u, up to 64", (unsigned)from->num_groups, (unsigned)from->num_experts);
+    if (drops && (from->topk_groups < 1 || from->topk_groups > from->num_groups))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.topk_groups is %u; allowed is 1 to num_groups, %u", (unsigned)from->topk_groups, (unsigned)from->num_groups);
+    if (from->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM && from->num_experts / from->num_groups < 2)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_groups is %u; TOP2_SUM needs groups of at least 2 of the %u experts", (unsigned)from->num_groups, (unsigned)from->num_experts);
+    if (from->group_rule == MOE_ROUTE_GROUPS_QUOTA && from->top_k % from->num_groups != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_groups is %u; QUOTA needs a divisor of top_k, %u", (unsigned)from->num_groups, (unsigned)from->top_k);
+    return MOE_ROUTE_OK;
+}
+
+/* Choices that exclude one another. */
+static moe_route_status moer_router_check_together(moe_route_context *context, const moe_route_router *from) {
+    if (from->score == MOE_ROUTE_SCORE_SPARSE_MIXER) {
+        if (from->ids != MOE_ROUTE_IDS_SELECTED) return moer_refuse(context, "router.ids", (unsigned long long)from->ids, "SELECTED (0) with SPARSE_MIXER");
+        if (from->selection_bias != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "0 with SPARSE_MIXER");
+        if (from->group_rule != MOE_ROUTE_GROUPS_NONE) return moer_refuse(context, "router.group_rule", (unsigned long long)from->group_rule, "NONE (0) with SPARSE_MIXER");
+    } else if (from->jitter != 0.0f) {
+        return moer_refuse_number(context, "router.jitter", from->jitter, "0 with scores other than SPARSE_MIXER");
+    }
+    if (from->num_shared_experts != 0 && from->weight == MOE_ROUTE_WEIGHT_SCORE && (from->score == MOE_ROUTE_SCORE_SOFTMAX || from->score == MOE_ROUTE_SCORE_SPARSE_MIXER))
+        return moer_refuse(context, "router.num_shared_experts", from->num_shared_experts, "0 where weights are scores by SOFTMAX or SPARSE_MIXER, which the routed experts share");
+    return MOE_ROUTE_OK;
+}
+
+/* The user's expression as a macro's value: a comment stands for a space there, and constants are words without spaces. */
+static moe_route_status moer_router_take_expression(moe_route_context *context, const char *expression, char *taken) {
+    size_t used = 0, length = expression != NULL ? strlen(expression) : 0, i;
+    int depth = 0;
+    if (length == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is missing; SCORE_CUSTOM needs a CUDA expression of x");
+    if (length > (MOER_EXPRESSION_MAX - 1) / 2) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has %u characters; allowed is up to %u", (unsigned)length, (unsigned)((MOER_EXPRESSION_MAX - 1) / 2));
+    for (i = 0; i < length; i++) {
+        const char c = expression[i];
+        if (c < ' ' || c > '~' || strchr(";{}\"'#\\@`$", c) != NULL || (c == '/' && (expression[i + 1] == '/' || expression[i + 1] == '*')))
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has character %u (code %u), which no expression needs", (unsigned)i, (unsigned)(unsigned char)c);
+        depth += (c == '(') - (c == ')');
+        if (depth < 0) break;
+        if (c != ' ') {
+            taken[used++] = c;
+        } else if (used != 0 && expression[i + 1] != ' ' && expression[i + 1] != 0) {
+            if (used + 4 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+            memcpy(taken + used, "/**/", 4);
+            used += 4;
+        }
+        if (used + 1 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+    }
+    taken[used] = 0;
+    if (depth != 0 || used == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is \"%s\"; its parentheses don't match", expression);
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_router_check_custom(moe_route_context *context, const moe_route_router *from, moer_router *router) {
+    if (from->score != MOE_ROUTE_SCORE_CUSTOM) {
+        if (from->score_expression == NULL && from->score_function == NULL) return MOE_ROUTE_OK;
+        return moer_refuse(context, "router.score", (unsigned long long)from->score, "CUSTOM (5) with a score_expression or a score_function");
+    }
+    if (context->device == MOE_ROUTE_DEVICE_CPU && from->score_function == NULL)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_function is NULL; SCORE_CUSTOM on the CPU backend needs it");
+    router->score_function = from->score_function;
+    router->score_user = from->score_user;
+    return context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_router_take_expression(context, from->score_expression, router->score_expression);
+}
+
+static moe_route_status moer_router_check(moe_route_context *context, const moe_route_router *from, moer_router *router) {
+    moe_route_status status = moer_router_check_sizes(context, from);
+    if (status == MOE_ROUTE_OK) status = moer_router_check_choices(context, from);
+    if (status == MOE_ROUTE_OK) status = moer_router_check_numbers(context, from);
+    if (status == MOE_ROUTE_OK) status = moer_router_check_groups(context, from);
+    if (status == MOE_ROUTE_OK) status = moer_router_check_together(context, from);
+    if (status == MOE_ROUTE_OK) status = moer_router_check_custom(context, from, router);
+    if (status != MOE_ROUTE_OK) return status;
     router->num_experts = from->num_experts;
     router->top_k = from->top_k;
+    router->num_shared_experts = from->num_shared_experts;
+    router->num_skip_experts = from->num_skip_experts;
     router->logits_dtype = moer_dtype_or(from->logits_dtype, MOE_ROUTE_F32);
-    if (router->logits_dtype == MOE_ROUTE_DTYPE_DEFAULT)
-        return moer_refuse(context, "router.logits_dtype", (unsigned long long)from->logits_dtype, "F32 (1), F16 (2) or BF16 (3)");
-    if (from->score != MOE_ROUTE_SCORE_SOFTMAX && from->score != MOE_ROUTE_SCORE_SIGMOID)
-        return moer_refuse(context, "router.score", (unsigned long long)from->score, "SOFTMAX (0) or SIGMOID (1)");
-    if (from->weight != MOE_ROUTE_WEIGHT_SCORE && from->weight != MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED)
-        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0) or SOFTMAX_SELECTED (1)");
-    if (from->renormalize != MOE_ROUTE_RENORMALIZE_NONE && from->renormalize != MOE_ROUTE_RENORMALIZE_SUM)
-        return moer_refuse(context, "router.renormalize", (unsigned long long)from->renormalize, "NONE (0) or SUM (1)");
-    if (!moer_is_finite(from->renormalize_epsilon) || from->renormalize_epsilon < 0.0f)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.renormalize_epsilon is %g; allowed is 0 or a positive number", (double)from->renormalize_epsilon);
-    if (!moer_is_finite(from->scale))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.scale is %g; allowed is a finite number", (double)from->scale);
-    if (from->selection_bias % 4 != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "an address that is a multiple of 4, or 0");
+    router->weights_dtype = moer_dtype_or(from->weights_dtype, MOE_ROUTE_F32);
+    router->logit_bias = from->logit_bias;
+    router->softcap = from->softcap;
     router->score = from->score;
+    router->jitter = from->jitter;
+    router->selection_bias = from->selection_bias;
+    router->group_rule = from->group_rule;
+    router->num_groups = from->group_rule != MOE_ROUTE_GROUPS_NONE ? from->num_groups : 1;
+    router->topk_groups = from->topk_groups;
+    router->dropped = from->dropped;
+    if ((router->group_rule == MOE_ROUTE_GROUPS_MAX || router->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM) && router->topk_groups == router->num_groups)
+        router->group_rule = MOE_ROUTE_GROUPS_NONE; /* every group stays */
+    router->ids = from->ids;
+    router->id_table = from->id_table;
+    router->id_table_rows = from->id_table_rows;
     router->weight = from->weight;
     router->renormalize = from->renormalize;
-    router->selection_bias = from->selection_bias;
     router->renormalize_epsilon = from->renormalize_epsilon;
     router->scale = from->scale == 0.0f ? 1.0f : from->scale;
-    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. Not with
-       a bias: it may leave the largest logit out, and then the sum over the selected may be 0. */
+    router->expert_scale = from->expert_scale;
+    router->divide_by_top_k = from->divide_by_top_k != 0;
+    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. Only
+       where the largest logit is among the selected: otherwise the sum over them may be 0. */
     if (router->score == MOE_ROUTE_SCORE_SOFTMAX && router->weight == MOE_ROUTE_WEIGHT_SCORE && router->renormalize == MOE_ROUTE_RENORMALIZE_SUM &&
-        router->renormalize_epsilon == 0.0f && router->selection_bias == 0) {
+        router->renormalize_epsilon == 0.0f && router->selection_bias == 0 && router->group_rule == MOE_ROUTE_GROUPS_NONE && router->ids == MOE_ROUTE_IDS_SELECTED) {
         router->weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED;
         router->renormalize = MOE_ROUTE_RENORMALIZE_NONE;
     }
     return MOE_ROUTE_OK;
 }
 
-/* Which of the router's experts are local, and which have no weights. */
-static moe_route_status moer_layer_check_range(moe_route_layer *layer, const moe_route_experts *experts) {
-    moe_route_context *context = layer->context;
-    moer_router *router = &layer->router;
-    uint32_t num_real;
-    if (experts->num_identity_experts >= router->num_experts)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_identity_experts is %u; allowed is 0 to %u", (unsigned)experts->num_identity_experts,
-                         (unsigned)router->num_experts - 1);
-    router->num_identity = experts->num_identity_experts;
-    num_real = router->num_experts - router->num_identity;
-    router->first_expert = experts->first_expert;
-    if (router->first_expert >= num_real)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.first_expert is %u; allowed is 0 to %u", (unsigned)router->first_expert, (unsigned)num_real - 1);
-    router->num_local_experts = experts->num_local_experts != 0 ? experts->num_local_experts : num_real - router->first_expert;
-    if (router->num_local_experts > num_real - router->first_expert)
+static moe_route_status moer_router_check_placement(moe_route_context *context, const moe_route_experts *from, moer_router *router) {
+    const uint32_t can_be_identity = router->num_experts - router->num_skip_experts;
+    if (from->num_identity_experts >= can_be_identity)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_identity_experts is %u; allowed is 0 to %u", (unsigned)from->num_identity_experts, (unsigned)can_be_identity - 1);
+    router->num_physical_experts = can_be_identity - from->num_identity_experts;
+    router->first_identity = router->num_physical_experts;
+    router->num_identity = from->first_expert == 0 ? from->num_identity_experts : 0;
+    if (from->expert_map % 4 != 0) return moer_refuse(context, "experts.expert_map", from->expert_map, "an address that is a multiple of 4, or 0");
+    if (from->expert_map != 0) {
+        router->expert_map = from->expert_map;
+        router->expert_map_columns = from->expert_map_columns != 0 ? from->expert_map_columns : 1;
+        if (router->expert_map_columns > MOER_MAX_REPLICAS) return moer_refuse(context, "experts.expert_map_columns", from->expert_map_columns, "1 to 64, or 0 for 1");
+        if (from->num_physical_experts > MOER_MAX_EXPERTS) return moer_refuse(context, "experts.num_physical_experts", from->num_physical_experts, "1 to 2048, or 0 for the router's");
+        if (from->num_physical_experts != 0) router->num_physical_experts = from->num_physical_experts;
+    } else if (from->expert_map_columns != 0 || from->num_physical_experts != 0) {
+        return moer_refuse(context, "experts.expert_map", 0, "an address where expert_map_columns or num_physical_experts is given");
+    }
+    router->first_expert = from->first_expert;
+    if (router->first_expert >= router->num_physical_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.first_expert is %u; allowed is 0 to %u", (unsigned)router->first_expert, (unsigned)router->num_physical_experts - 1);
+    router->num_local_experts = from->num_local_experts != 0 ? from->num_local_experts : router->num_physical_experts - router->first_expert;
+    if (router->num_local_experts > router->num_physical_experts - router->first_expert)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_local_experts is %u; allowed is at most %u from expert %u on", (unsigned)router->num_local_experts,
-                         (unsigned)(num_real - router->first_expert), (unsigned)router->first_expert);
-    layer->adds_identity = router->first_expert == 0 ? router->num_identity : 0;
+                         (unsigned)(router->num_physical_experts - router->first_expert), (unsigned)router->first_expert);
     return MOE_ROUTE_OK;
 }
+
+/* ---- as constants ---- */
+
+/* Adds NAME=VALUE to a list of constants; a list that grew too long stays marked by its first character. */
+static void moer_define(char *defines, const char *name, unsigned long value) {
+    if (defines[0] == '!') return;
+    if (!moer_append(defines, MOER_DEFINES_MAX, defines[0] != 0 ? " %s=%lu" : "%s=%lu", name, value)) defines[0] = '!';
+}
+
+static void moer_define_given(char *defines, const char *name, unsigned long value) {
+    if (value != 0) moer_define(defines, name, value);
+}
+
+/* The constants of select.h. Rare ones stand there only where they matter, so that ordinary routers have short names. */
+static void moer_define_router(char *defines, const moer_router *router) {
+    moer_define(defines, "LOGITS", router->logits_dtype);
+    moer_define(defines, "WEIGHTS", router->weights_dtype);
+    moer_define(defines, "SCORE", router->score);
+    moer_define(defines, "BIAS", router->selection_bias != 0);
+    moer_define(defines, "WEIGHT", router->weight);
+    moer_define(defines, "RENORMALIZE", router->renormalize);
+    moer_define_given(defines, "SHARED_EXPERTS", router->num_shared_experts);
+    moer_define_given(defines, "SKIP_EXPERTS", router->num_skip_experts);
+    moer_define_given(defines, "LOGIT_BIAS", router->logit_bias != 0);
+    moer_define_given(defines, "SOFTCAP", router->softcap != 0.0f);
+    if (router->group_rule != MOE_ROUTE_GROUPS_NONE) {
+        moer_define(defines, "GROUP_RULE", router->group_rule);
+        moer_define(defines, "GROUPS", router->num_groups);
+        moer_define(defines, "TOPK_GROUPS", router->topk_groups);
+        moer_define(defines, "DROPPED", router->dropped);
+    }
+    moer_define_given(defines, "IDS", router->ids);
+    moer_define_given(defines, "EXPERT_SCALE", router->expert_scale != 0);
+    moer_define_given(defines, "DIVIDE_BY_K", (unsigned long)router->divide_by_top_k);
+    if (router->score == MOE_ROUTE_SCORE_CUSTOM && defines[0] != '!' && !moer_append(defines, MOER_DEFINES_MAX, " SCORE_EXPRESSION=%s", router->score_expression)) defines[0] = '!';
+}
+
+/* The constants of placement.h, and which physical experts are local. */
+static void moer_define_placement(char *defines, const moer_router *router) {
+    moer_define(defines, "FIRST_EXPERT", router->first_expert);
+    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
+    moer_define_given(defines, "MAP_COLUMNS", router->expert_map_columns);
+}
+
+/* ---- src/layer.c ---- */
+/*
+  layer.c: a layer's life: its description is checked and completed, the variants it needs are made, its workspace is laid
+  out. The router's description belongs to router.c, what an operation launches to sequence.c, the operations' own arguments
+  to operations.c.
+*/
+
+/* ---- checking a description ---- */
 
 static unsigned moer_format_bits(moe_route_format format) {
     switch (format) {
@@ -5572,15 +6368,14 @@ static moe_route_status moer_layer_check_activation(moe_route_layer *layer, cons
     if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_RELU2)
         return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2) or RELU2 (3)");
     if (!moer_is_finite(experts->activation_alpha) || (experts->activation_alpha != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SILU))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.activation_alpha is %g; allowed is a finite number with SILU, 0 with others", (double)experts->activation_alpha);
+        return moer_refuse_number(context, "experts.activation_alpha", experts->activation_alpha, "a finite number with SILU, 0 with others");
     layer->gated = experts->gate_up_order != MOE_ROUTE_GATE_UP_NO_GATE;
     layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
     layer->activation = experts->activation;
     layer->alpha = experts->activation_alpha == 0.0f ? 1.0f : experts->activation_alpha;
     if (!moer_is_finite(experts->up_offset) || (experts->up_offset != 0.0f && !layer->gated))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.up_offset is %g; allowed is a finite number, 0 without gate", (double)experts->up_offset);
-    if (!moer_is_finite(experts->clamp) || experts->clamp < 0.0f)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.clamp is %g; allowed is a positive number, or 0 for none", (double)experts->clamp);
+        return moer_refuse_number(context, "experts.up_offset", experts->up_offset, "a finite number, 0 without gate");
+    if (!moer_is_positive(experts->clamp)) return moer_refuse_number(context, "experts.clamp", experts->clamp, "0 (none) or a positive number");
     if ((experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp_position != MOE_ROUTE_CLAMP_AFTER) ||
         (experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp == 0.0f))
         return moer_refuse(context, "experts.clamp_position", (unsigned long long)experts->clamp_position, "BEFORE (0), or AFTER (1) with a clamp");
@@ -5645,12 +6440,6 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
 
 /* ---- the variants ---- */
 
-/* Adds NAME=VALUE to a list of constants; a list that grew too long stays marked by its first character. */
-static void moer_define(char *defines, const char *name, unsigned long value) {
-    if (defines[0] == '!') return;
-    if (!moer_append(defines, sizeof ((moer_variant *)0)->defines, defines[0] != 0 ? " %s=%lu" : "%s=%lu", name, value)) defines[0] = '!';
-}
-
 static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_family *family, const char *defines, const moer_variant **variant) {
     uint32_t i;
     moe_route_status status = moer_variant_get(layer->context, family, defines, variant);
@@ -5663,47 +6452,32 @@ static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_famil
     return MOE_ROUTE_OK;
 }
 
-static void moer_define_router(char *defines, const moer_router *router) {
-    moer_define(defines, "E", router->num_experts);
-    moer_define(defines, "K", router->top_k);
-    moer_define(defines, "LOGITS", router->logits_dtype);
-    moer_define(defines, "SCORE", router->score);
-    moer_define(defines, "BIAS", router->selection_bias != 0);
-    moer_define(defines, "WEIGHT", router->weight);
-    moer_define(defines, "RENORMALIZE", router->renormalize);
-}
-
-static void moer_define_local(char *defines, const moer_router *router) {
-    moer_define(defines, "FIRST_EXPERT", router->first_expert);
-    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
-}
-
 /* route.cu; `maps` is 1 for what the layer needs, 2 for all outputs. */
 static moe_route_status moer_layer_need_route(moe_route_layer *layer, int select, int maps, const moer_variant **variant) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "SELECT", (unsigned long)select);
-    if (select) {
-        moer_define_router(defines, &layer->router);
-    } else {
-        moer_define(defines, "E", layer->router.num_experts);
-        moer_define(defines, "K", layer->router.top_k);
-    }
+    moer_define(defines, "E", layer->router.num_experts);
+    moer_define(defines, "K", layer->router.top_k);
+    if (select) moer_define_router(defines, &layer->router);
     moer_define(defines, "MAPS", (unsigned long)maps);
-    moer_define_local(defines, &layer->router);
+    moer_define_placement(defines, &layer->router);
     moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
     return moer_layer_need(layer, &moer_family_route, defines, variant);
 }
 
 static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_define(defines, "E", layer->router.num_experts);
+    moer_define(defines, "K", layer->router.top_k);
     moer_define_router(defines, &layer->router);
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
-    moer_define_local(defines, &layer->router);
+    moer_define_placement(defines, &layer->router);
     return moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
 }
 
@@ -5758,17 +6532,18 @@ typedef struct moer_matmul_kind {
 
 /* matmul.cu for small and, where the layer can meet them, large batches. */
 static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS, weighs = kind->activated && layer->weight_on_input;
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
-        char defines[sizeof ((moer_variant *)0)->defines] = "";
+        char defines[MOER_DEFINES_MAX] = "";
         moer_define_tile(defines, layer, matrix);
         moer_define(defines, "GATED", kind->activated && layer->gated);
         moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
         moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
         moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
-        moer_define(defines, "WEIGHT_ON_INPUT", kind->activated && layer->weight_on_input);
+        moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
+        moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
         moer_define(defines, "OUT", kind->out);
         moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
@@ -5779,14 +6554,16 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
+/* The constants of epilogue.h. */
 static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
+    moer_define(defines, "WEIGHTS", layer->router.weights_dtype);
     moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)layer->weight_on_input);
-    moer_define(defines, "FIRST_IDENTITY", layer->adds_identity != 0 ? layer->router.num_experts - layer->adds_identity : 0);
-    moer_define(defines, "NUM_IDENTITY", layer->adds_identity);
+    moer_define(defines, "FIRST_IDENTITY", layer->router.num_identity != 0 ? layer->router.first_identity : 0);
+    moer_define(defines, "NUM_IDENTITY", layer->router.num_identity);
 }
 
 static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define_tile(defines, layer, &layer->down);
     moer_define_epilogue(defines, layer);
     moer_define(defines, "K_SPLIT", layer->down_parts);
@@ -5802,7 +6579,7 @@ static uint32_t moer_combine_vector(const moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, const moer_variant **variant) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "HIDDEN", layer->hidden_size);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_epilogue(defines, layer);
@@ -5819,7 +6596,7 @@ static uint32_t moer_expand_unit(const moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
     moer_define(defines, "K", layer->router.top_k);
     moer_define(defines, "UNIT", moer_expand_unit(layer));
@@ -5932,8 +6709,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
 static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moer_workspace workspace;
     uint32_t pairs;
-    moe_route_status status = moer_layer_check_router(layer, desc);
-    if (status == MOE_ROUTE_OK) status = moer_layer_check_range(layer, &desc->experts);
+    moe_route_status status = moer_router_check(layer->context, &desc->router, &layer->router);
+    if (status == MOE_ROUTE_OK) status = moer_router_check_placement(layer->context, &desc->experts, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);
     if (status != MOE_ROUTE_OK) return status;
@@ -5999,42 +6776,38 @@ static uint32_t moer_divide_up(uint32_t a, uint32_t b) { return (a + b - 1) / b;
 
 /* ---- router and maps ---- */
 
-typedef struct moer_routing { /* addresses of one routing */
-    moe_route_address logits; /* 0: the ids are given */
-    moe_route_address ids, weights, num_valid_tokens;
-    moer_maps_out maps;
-    int any_map;
-} moer_routing;
-
-static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
-    moer_route_args *args = &moer_sequence_add(sequence, layer->topk, 0, moer_divide_up(num_tokens, 8), 1, 256)->args.route;
+static void moer_fill_route(moer_route_args *args, const moer_router *router, uint32_t num_tokens, const moer_routing *routing) {
     args->logits = routing->logits;
-    args->selection_bias = layer->router.selection_bias;
+    args->logit_bias = router->logit_bias;
+    args->selection_bias = router->selection_bias;
+    args->expert_scale = router->expert_scale;
+    args->id_table = router->id_table;
+    args->token_ids = routing->token_ids;
     args->ids = routing->ids;
     args->weights = routing->weights;
+    args->shared_weights = routing->shared_weights;
     args->num_valid_tokens = routing->num_valid_tokens;
+    args->expert_map = router->expert_map;
+    args->maps = routing->maps;
     args->num_tokens = num_tokens;
-    args->renormalize_epsilon = layer->router.renormalize_epsilon;
-    args->scale = layer->router.scale;
+    args->id_table_rows = router->id_table_rows;
+    args->softcap = router->softcap;
+    args->jitter = router->jitter;
+    args->renormalize_epsilon = router->renormalize_epsilon;
+    args->scale = router->scale;
+}
+
+static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
+    moer_fill_route(&moer_sequence_add(sequence, layer->topk, 0, moer_divide_up(num_tokens, 8), 1, 256)->args.route, &layer->router, num_tokens, routing);
 }
 
 static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens, const moer_routing *routing) {
     const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
     uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
-    moer_route_args *args;
     if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
     if (threads < 32) threads = 32;
     if (threads > max_threads) threads = max_threads;
-    args = &moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route;
-    args->logits = routing->logits;
-    args->selection_bias = layer->router.selection_bias;
-    args->ids = routing->ids;
-    args->weights = routing->weights;
-    args->num_valid_tokens = routing->num_valid_tokens;
-    args->maps = routing->maps;
-    args->num_tokens = num_tokens;
-    args->renormalize_epsilon = layer->router.renormalize_epsilon;
-    args->scale = layer->router.scale;
+    moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route, &layer->router, num_tokens, routing);
 }
 
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
@@ -6046,6 +6819,7 @@ static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_la
         moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;
+        args->expert_map = layer->router.expert_map;
         args->block_counts = workspace + w->block_counts;
         args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
         args->aligned_offsets = workspace + w->aligned_offsets;
@@ -6100,11 +6874,11 @@ static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *m
 static moer_epilogue moer_layer_epilogue(const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing) {
     moer_epilogue epilogue;
     memset(&epilogue, 0, sizeof epilogue);
-    epilogue.x = layer->adds_identity != 0 ? from->x : 0;
-    epilogue.ids = layer->adds_identity != 0 ? routing->ids : 0;
+    epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    epilogue.ids = layer->router.num_identity != 0 ? routing->ids : 0;
     epilogue.num_valid_tokens = from->num_valid_tokens;
-    epilogue.shared = from->shared;
-    epilogue.shared_weights = from->shared_weights;
+    epilogue.shared = from->shared_output;
+    epilogue.shared_weights = from->shared_output_weights;
     epilogue.residual = from->residual;
     return epilogue;
 }
@@ -6127,11 +6901,11 @@ static void moer_combine_args_given(moer_combine_args *args, const moe_route_lay
     args->pair_to_row = from->pair_to_row;
     args->router_weights = from->weights;
     args->y = from->y;
-    args->epilogue.x = layer->adds_identity != 0 ? from->x : 0;
-    args->epilogue.ids = layer->adds_identity != 0 ? from->ids : 0;
+    args->epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    args->epilogue.ids = layer->router.num_identity != 0 ? from->ids : 0;
     args->epilogue.num_valid_tokens = from->num_valid_tokens;
-    args->epilogue.shared = from->shared;
-    args->epilogue.shared_weights = from->shared_weights;
+    args->epilogue.shared = from->shared_output;
+    args->epilogue.shared_weights = from->shared_output_weights;
     args->epilogue.residual = from->residual;
     args->num_tokens = from->num_tokens;
 }
@@ -6261,10 +7035,8 @@ static moe_route_status moer_sequence_launch(const moe_route_layer *layer, moer_
 
 static void moer_cpu_route(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
     const uint32_t num_valid = moer_cpu_num_valid(routing->num_valid_tokens, num_tokens);
-    int32_t *ids = (int32_t *)moer_host(routing->ids);
-    if (routing->logits != 0)
-        moer_cpu_topk(&layer->router, moer_host(routing->logits), num_tokens, num_valid, ids, (float *)moer_host(routing->weights));
-    if (routing->any_map) moer_cpu_maps(&layer->router, ids, num_tokens, num_valid, &routing->maps);
+    if (routing->logits != 0) moer_cpu_topk(&layer->router, routing, num_tokens, num_valid);
+    if (routing->any_map) moer_cpu_maps(&layer->router, (const int32_t *)moer_host(routing->ids), num_tokens, num_valid, &routing->maps);
 }
 
 static void moer_cpu_product_begin(moer_cpu_product *product, const moe_route_layer *layer, const moer_matrix *matrix, const moer_routing *routing,
@@ -6285,7 +7057,7 @@ static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer
     moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
     product.x = moer_host(args->x);
     product.activated = 1;
-    product.input_weights = layer->weight_on_input ? (const float *)moer_host(routing->weights) : NULL;
+    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
     product.out = moer_host(args->workspace + w->h);
     moer_cpu_multiply(&product);
 
@@ -6348,10 +7120,10 @@ static moe_route_status moer_check_address(const moer_call *call, const char *na
 }
 
 /* What the combine adds beside the experts. */
-static moe_route_status moer_check_additions(const moer_call *call, moe_route_address shared, moe_route_address shared_weights, moe_route_address residual) {
+static moe_route_status moer_check_additions(const moer_call *call, moe_route_address shared, moe_route_address weights, moe_route_address residual) {
     const uint32_t alignment = moer_row_alignment(call->layer->hidden_size, call->layer->dtype);
-    moe_route_status status = moer_check_address(call, "shared", shared, shared_weights != 0, alignment);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_weights", shared_weights, 0, 4);
+    moe_route_status status = moer_check_address(call, "shared_output", shared, weights != 0, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_output_weights", weights, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(call, "residual", residual, 0, alignment);
     return status;
 }
@@ -6371,7 +7143,10 @@ static moe_route_status moer_check_maps(const moer_call *call, uint32_t num_toke
         {"maps.distinct_count", maps->distinct_count}, {"maps.aligned_row_to_pair", maps->aligned_row_to_pair}, {"maps.block_to_expert", maps->block_to_expert},
         {"maps.aligned_rows", maps->aligned_rows}};
     const size_t capacity = moe_route_aligned_capacity(call->layer, num_tokens, maps->block_size);
+    moe_route_status load_status = moer_check_address(call, "maps.expert_load", maps->expert_load, 0, 8);
     int i;
+    if (load_status != MOE_ROUTE_OK) return load_status;
+    if (maps->expert_load != 0) routing->any_map = 1;
     for (i = 0; i < 10; i++) {
         const moe_route_status status = moer_check_address(call, outputs[i].name, outputs[i].address, 0, 4);
         if (status != MOE_ROUTE_OK) return status;
@@ -6393,9 +7168,24 @@ static moe_route_status moer_check_maps(const moer_call *call, uint32_t num_toke
     routing->maps.aligned_row_to_pair = maps->aligned_row_to_pair;
     routing->maps.block_to_expert = maps->block_to_expert;
     routing->maps.aligned_rows = maps->aligned_rows;
+    routing->maps.expert_load = maps->expert_load;
     routing->maps.block_size = maps->block_size;
     routing->maps.aligned_capacity = (unsigned int)capacity;
     return MOE_ROUTE_OK;
+}
+
+/* What a router reads and writes in any call. */
+static moe_route_status moer_check_routing(const moer_call *call, uint32_t num_tokens, const moer_routing *routing, int ids_required) {
+    const moer_router *router = &call->layer->router;
+    const int any = num_tokens != 0;
+    moe_route_status status = moer_check_address(call, "logits", routing->logits, any, (uint32_t)moer_dtype_size(router->logits_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "ids", routing->ids, any && (ids_required || router->ids == MOE_ROUTE_IDS_GIVEN), 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "weights", routing->weights, 0, (uint32_t)moer_dtype_size(router->weights_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_weights", routing->shared_weights, 0, (uint32_t)moer_dtype_size(router->weights_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "token_ids", routing->token_ids, any && router->ids == MOE_ROUTE_IDS_TABLE, 4);
+    if (status == MOE_ROUTE_OK && routing->shared_weights != 0 && router->num_shared_experts == 0)
+        return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: shared_weights is given; the router has no shared experts", call->function);
+    return status;
 }
 
 static int moer_is_cpu(const moe_route_layer *layer) { return layer->context->device == MOE_ROUTE_DEVICE_CPU; }
@@ -6433,8 +7223,11 @@ static void moer_layer_routing(const moe_route_layer_args *args, const moer_work
     routing->logits = args->logits;
     routing->ids = args->ids != 0 ? args->ids : args->workspace + w->ids;
     routing->weights = args->weights != 0 ? args->weights : args->workspace + w->weights;
+    routing->shared_weights = args->shared_weights;
+    routing->token_ids = args->token_ids;
     routing->num_valid_tokens = args->num_valid_tokens;
     moer_routing_layer_maps(routing, w, args->workspace);
+    routing->maps.expert_load = args->expert_load;
 }
 
 static void moer_sequence_layer(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *args, const moer_workspace *w) {
@@ -6447,6 +7240,7 @@ static void moer_sequence_layer(moer_sequence *sequence, const moe_route_layer *
 MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer, const moe_route_layer_args *args) {
     moer_call call;
     moer_workspace w;
+    moer_routing routing;
     moer_sequence sequence;
     moe_route_status status;
     uint32_t alignment;
@@ -6460,18 +7254,27 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
-    status = moer_check_address(&call, "logits", args->logits, !given, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, given, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, given, 4);
+    memset(&routing, 0, sizeof routing);
+    routing.logits = args->logits;
+    routing.ids = args->ids;
+    routing.weights = args->weights;
+    routing.shared_weights = args->shared_weights;
+    routing.token_ids = args->token_ids;
+    if (given) {
+        status = moer_check_address(&call, "ids", args->ids, 1, 4);
+        if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 1, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
+    } else {
+        status = moer_check_routing(&call, args->num_tokens, &routing, 0);
+    }
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "expert_load", args->expert_load, 0, 8);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
-    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared, args->shared_weights, args->residual);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
 
     if (moer_is_cpu(layer)) {
-        moer_routing routing;
         moer_layer_routing(args, &w, &routing);
         routing.maps.expert_offsets = args->workspace + w.expert_offsets;
         moer_cpu_route(layer, args->num_tokens, &routing);
@@ -6519,15 +7322,15 @@ MOE_ROUTE_API moe_route_status moe_route_route(const moe_route_layer *layer, con
     status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_ROUTE, "ROUTE");
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK) return status;
-    status = moer_check_address(&call, "logits", args->logits, args->num_tokens != 0, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, args->num_tokens != 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 0, 4);
-    if (status != MOE_ROUTE_OK) return status;
     memset(&routing, 0, sizeof routing);
     routing.logits = args->logits;
     routing.ids = args->ids;
     routing.weights = args->weights;
+    routing.shared_weights = args->shared_weights;
+    routing.token_ids = args->token_ids;
     routing.num_valid_tokens = args->num_valid_tokens;
+    status = moer_check_routing(&call, args->num_tokens, &routing, 1);
+    if (status != MOE_ROUTE_OK) return status;
     return moer_run_routing(&call, args->num_tokens, &routing, &args->maps, args->workspace, args->workspace_size, args->stream, layer->route_all);
 }
 
@@ -6635,14 +7438,14 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
-    identity = layer->adds_identity != 0;
+    identity = layer->router.num_identity != 0;
     status = moer_check_address(&call, "rows", args->rows, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, identity, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, identity, alignment);
-    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared, args->shared_weights, args->residual);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status != MOE_ROUTE_OK) return status;
     if (moer_is_cpu(layer)) {

@@ -1,7 +1,7 @@
 /*
   args.h: the argument struct of every kernel, one definition for the host C and for the kernels. A kernel takes one such
   struct by value. Addresses are 8 bytes on both sides and come first, so that the layouts agree on every host.
-  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, E_local local ones, pair p = t * k + j, row r.
+  Shapes are those of moe_route.h: T tokens, k slots a token, E experts, S shared ones, E_local local ones, pair p = t * k + j, row r.
 */
 #ifdef MOER_HOST
 #define MOER_ADDRESS(type) moe_route_address
@@ -21,19 +21,29 @@ typedef struct moer_maps_out {
     MOER_ADDRESS(int) aligned_row_to_pair; /* [aligned_capacity] */
     MOER_ADDRESS(int) block_to_expert;     /* [aligned_capacity / block_size] */
     MOER_ADDRESS(int) aligned_rows;        /* [1] */
+    MOER_ADDRESS(long long) expert_load;   /* [E] */
     unsigned int block_size;               /* 0: no aligned outputs */
     unsigned int aligned_capacity;         /* a multiple of block_size */
 } moer_maps_out;
 
 /* route.cu and topk.cu */
 typedef struct moer_route_args {
-    MOER_ADDRESS(const void) logits;          /* [T, E] */
+    MOER_ADDRESS(const void) logits;          /* [T, E + S] */
+    MOER_ADDRESS(const float) logit_bias;     /* [E + S] */
     MOER_ADDRESS(const float) selection_bias; /* [E] */
-    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 */
-    MOER_ADDRESS(float) weights;              /* [T, k] or null */
+    MOER_ADDRESS(const float) expert_scale;   /* [E] */
+    MOER_ADDRESS(const int) id_table;         /* [id_table_rows, k] */
+    MOER_ADDRESS(const int) token_ids;        /* [T] */
+    MOER_ADDRESS(int) ids;                    /* [T, k]; an input where SELECT is 0 or IDS is 1 */
+    MOER_ADDRESS(void) weights;               /* [T, k] or null */
+    MOER_ADDRESS(void) shared_weights;        /* [T, S] or null */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
     moer_maps_out maps;
     unsigned int num_tokens;
+    unsigned int id_table_rows;
+    float softcap;
+    float jitter;
     float renormalize_epsilon;
     float scale;
 } moer_route_args;
@@ -42,6 +52,7 @@ typedef struct moer_route_args {
 typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
     MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the
                                                  first row of that share */
     MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */
@@ -63,7 +74,7 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
-    MOER_ADDRESS(const float) router_weights;  /* [T, k], where they go on the input */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
     float alpha, up_offset, clamp;             /* of the activation */
@@ -85,7 +96,7 @@ typedef struct moer_down_args {
     MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */
     MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */
     MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */
-    MOER_ADDRESS(const float) router_weights;  /* [T, k] */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k] */
     MOER_ADDRESS(void) y;                      /* [T, H] */
     MOER_ADDRESS(const int) distinct_experts;
     MOER_ADDRESS(const int) distinct_offsets;
@@ -108,7 +119,7 @@ typedef struct moer_expand_args {
 typedef struct moer_combine_args {
     MOER_ADDRESS(const void) rows;            /* [T * k, H] */
     MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */
-    MOER_ADDRESS(const float) router_weights; /* [T, k]; null where nothing needs them */
+    MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */
     MOER_ADDRESS(void) y;                     /* [T, H] */
     moer_epilogue epilogue;
     unsigned int num_tokens;

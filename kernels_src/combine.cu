@@ -34,7 +34,7 @@ KERNEL(moe_route_combine, 128, moer_combine_args) {
                 }
                 float value[VECTOR];
                 load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)row * HIDDEN + column, value);
-                const float weight = WEIGHT_ON_INPUT ? 1.0f : a.router_weights[pair];
+                const float weight = WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair);
 #pragma unroll
                 for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight, value[v], sum[v]);
             }

@@ -77,6 +77,7 @@ DEVICE float f32_add(float a, float b) { return __fadd_rn(a, b); }
 DEVICE float f32_mul(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float f32_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float f32_div(float a, float b) { return __fdiv_rn(a, b); }
+DEVICE float f32_sqrt(float a) { return __fsqrt_rn(a); }
 
 /* ---- 16-bit floats ---- */
 DEVICE float f16_to_f32(u16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
@@ -128,6 +129,8 @@ DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }
 DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }
 /* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */
 DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }
+/* Likewise; returns nothing. */
+DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }
 
 /* ---- shared memory ---- */
 /* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */

@@ -63,7 +63,7 @@ KERNEL(moe_route_down, 512, moer_down_args) {
 #pragma unroll
                 for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);
                 if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));
-                y[0] = f32_fma(WEIGHT_ON_INPUT ? 1.0f : a.router_weights[pair], value, y[0]);
+                y[0] = f32_fma(WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair), value, y[0]);
             }
             add_shared_and_residual<X>(a.epilogue, token, at, y);
         }

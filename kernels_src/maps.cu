@@ -7,13 +7,14 @@
   moe_route_maps_scatter  the warp walks its share again, in order, and gives every pair its row
 
   Order within a warp's 32 pairs comes from match and popcount, order between them from the warp's own cursors: nothing is
-  atomic, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.
+  atomic but the integer counters of expert_load, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.
 
-  Constants: K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS. Pairs whose expert isn't local have no row.
+  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Pairs whose expert isn't local have no row.
 */
 #include "device.h"
 #include "args.h"
 #include "tokens.h"
+#include "placement.h"
 
 #define SCAN_THREADS 1024
 #define SCAN_WARPS (SCAN_THREADS / 32)
@@ -26,7 +27,7 @@ DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_bl
 /* Local expert of a pair, or NOT_LOCAL. */
 DEVICE u32 local_expert(const moer_maps_args &a, u32 pair, u32 num_valid_pairs) {
     if (pair >= num_valid_pairs) return NOT_LOCAL;
-    const u32 local = (u32)a.ids[pair] - FIRST_EXPERT;
+    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K) - FIRST_EXPERT;
     return local < LOCAL_EXPERTS ? local : NOT_LOCAL;
 }
 
@@ -54,6 +55,7 @@ KERNEL(moe_route_maps_count, 32, moer_maps_args) {
     for (u32 i = 0; i < share; i += 32) {
         const u64 pair = (u64)block * share + i + lane;
         take_rows(counts, pair < a.num_pairs ? local_expert(a, (u32)pair, num_valid) : NOT_LOCAL);
+        if (a.maps.expert_load && pair < num_valid && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);
     }
     for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) a.block_counts[(u64)block * LOCAL_EXPERTS + e] = (int)counts[e];
 }

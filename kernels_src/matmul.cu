@@ -8,9 +8,10 @@
   out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0
 
   Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; ACTIVATION,
-  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight multiplies x; BIAS (dtype,
-  0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or
-  by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.
+  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies
+  x; BIAS (dtype, 0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the
+  arguments say (1), or by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS;
+  ROW_BLOCKS.
   Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).
 */
 #include "device.h"
@@ -82,7 +83,7 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
             float value = 0.0f;
             for (u32 w = 0; w < WARPS; w++) value = f32_add(value, partial[(w * 16 + c) * PARTIAL_STRIDE + token]);
             /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */
-            const float weight = WEIGHT_ON_INPUT ? a.router_weights[a.row_to_pair[row]] : 1.0f;
+            const float weight = WEIGHT_ON_INPUT ? load_value(a.router_weights, (u32)a.row_to_pair[row], WEIGHTS) : 1.0f;
             if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);
             if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));
             if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);

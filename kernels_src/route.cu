@@ -1,5 +1,5 @@
 /*
-  route.cu: router and maps of a small batch in one launch of one block: logits [T, E] -> ids, weights and the sort of the
+  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the
   T * k <= 512 pairs by expert. With SELECT 0 the ids are given.
 
   A warp routes a token (select.h) and leaves the ids in shared memory. Then a thread owns pair p: its row is the number of
@@ -7,12 +7,13 @@
   sort: no pass waits for another. Pairs whose expert isn't local get the largest key: they take the rows from R on.
 
   Constants: E, K; with SELECT those of select.h; MAPS: 1 for what the layer's next kernels read, 2 for every output that isn't null;
-  FIRST_EXPERT, LOCAL_EXPERTS; MAX_PAIRS, a multiple of 32, at most 512.
+  FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h; MAX_PAIRS, a multiple of 32, at most 512.
   Threads: any multiple of 32 up to MAX_THREADS.
 */
 #include "device.h"
 #include "args.h"
 #include "tokens.h"
+#include "placement.h"
 #if SELECT
 #include "scores.h"
 #include "select.h"
@@ -38,6 +39,13 @@ DEVICE bool row_starts_expert(Experts &sorted, u32 r) {
     return sorted[r] != NOT_LOCAL && (r == 0 || sorted[r - 1] != sorted[r]);
 }
 
+/* Counts a pair into its expert's load, and returns the local expert that serves it, or NOT_LOCAL. */
+DEVICE int place_pair(const moer_route_args &a, u32 id, u32 token) {
+    if (a.maps.expert_load && id < E) global_atomic_add_64(a.maps.expert_load + id, 1);
+    const u32 local = physical_expert(a.expert_map, id, token) - FIRST_EXPERT;
+    return local < LOCAL_EXPERTS ? (int)local : NOT_LOCAL;
+}
+
 KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
     SHARED(int, pair_expert, MAX_PAIRS);    /* local expert of each pair, or NOT_LOCAL */
     SHARED(int, sorted_expert, MAX_PAIRS);  /* the same, by row */
@@ -56,29 +64,16 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
 
 #if SELECT
     for (u32 token = warp_index(); token < a.num_tokens; token += threads / 32) {
-        selection chosen = {};
-        if (token < num_valid) chosen = select_experts(a, token);
+        const bool valid = token < num_valid;
+        const selection chosen = route_token(a, token, valid);
 #pragma unroll
-        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-            const u32 slot = s * 32 + lane, p = token * K + slot;
-            if (slot < K) {
-                const u32 local = chosen.id[s] - FIRST_EXPERT;
-                const bool valid = token < num_valid;
-                a.ids[p] = valid ? (int)chosen.id[s] : -1;
-                if (a.weights) a.weights[p] = valid ? chosen.weight[s] : 0.0f;
-                pair_expert[p] = valid && local < LOCAL_EXPERTS ? (int)local : NOT_LOCAL;
-            }
-        }
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++)
+            if (s * 32 + lane < K) pair_expert[token * K + s * 32 + lane] = valid ? place_pair(a, chosen.id[s], token) : NOT_LOCAL;
     }
     for (u32 p = num_pairs + thread; p < (num_pairs + 3) / 4 * 4; p += threads) pair_expert[p] = NOT_LOCAL;
 #else
     for (u32 p = thread; p < (num_pairs + 3) / 4 * 4; p += threads) {
-        int local = NOT_LOCAL;
-        if (p < num_valid * K) {
-            const u32 id = (u32)a.ids[p] - FIRST_EXPERT;
-            if (id < LOCAL_EXPERTS) local = (int)id;
-        }
-        pair_expert[p] = local;
+        pair_expert[p] = p < num_valid * K ? place_pair(a, (u32)a.ids[p], p / K) : NOT_LOCAL;
     }
 #endif
     block_barrier();

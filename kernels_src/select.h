@@ -1,20 +1,59 @@
 /*
-  select.h: the router of one token by one warp: logits [E] -> the k best experts and their weights.
-  The maps don't belong here.
+  select.h: the router of one token by one warp: logits [E + S] -> the k best experts and their weights, and the weights of
+  the S shared experts. The formula is in moe_route.h, above moe_route_router. The maps don't belong here.
 
-  Constants: E, K, LOGITS (dtype), SCORE, BIAS (selection bias given), WEIGHT, RENORMALIZE; values as in moe_route.h.
+  Constants: E, K, LOGITS and WEIGHTS (dtypes), SCORE, BIAS (selection bias given), WEIGHT, RENORMALIZE, and those below
+  where they aren't 0; values as in moe_route.h.
 
   Each lane holds the experts lane, lane + 32, ... as order-preserving integers. A round takes the warp's maximum, and the
   lowest expert id that has it, by two redux instructions; k rounds give the order that moe_route.h defines, ties included.
   Floating-point sums run over the lane's own experts in ascending order, then over the lanes by an xor butterfly: an order
   that the CPU backend repeats, so that both agree to the last bit.
 */
+#ifndef SHARED_EXPERTS
+#define SHARED_EXPERTS 0 /* S */
+#endif
+#ifndef SKIP_EXPERTS
+#define SKIP_EXPERTS 0
+#endif
+#ifndef LOGIT_BIAS
+#define LOGIT_BIAS 0 /* given */
+#endif
+#ifndef SOFTCAP
+#define SOFTCAP 0 /* given */
+#endif
+#ifndef GROUP_RULE
+#define GROUP_RULE 0
+#define GROUPS 1
+#define TOPK_GROUPS 1
+#define DROPPED 0
+#endif
+#ifndef IDS
+#define IDS 0
+#endif
+#ifndef EXPERT_SCALE
+#define EXPERT_SCALE 0 /* given */
+#endif
+#ifndef DIVIDE_BY_K
+#define DIVIDE_BY_K 0
+#endif
+
 #define EXPERTS_PER_LANE ((E + 31) / 32)
-#define SLOTS_PER_LANE ((K + 31) / 32)
+#define SLOTS (K + SHARED_EXPERTS) /* slots 0 to K - 1 hold selected experts, the rest shared ones */
+#define SLOTS_PER_LANE ((SLOTS + 31) / 32)
+#define GROUP_SIZE (E / GROUPS)
+#define GROUPS_PER_LANE ((GROUPS + 31) / 32)
+
+#define SOFTMAX_SCORE (SCORE == 0)
+#define SPARSE_MIXER (SCORE == 4)
+#define DROPS_GROUPS (GROUP_RULE == 1 || GROUP_RULE == 2)
+/* Experts are ordered by their scores; otherwise by their logits. */
+#define ORDER_BY_SCORE (BIAS || DROPS_GROUPS || SCORE == 5)
+#define NEEDS_SCORE_SCALE (SOFTMAX_SCORE && ((IDS == 0 && ORDER_BY_SCORE) || WEIGHT == 0))
 
 /* Slot j of the token is slot j / 32 of lane j % 32. */
 struct selection {
-    u32 id[SLOTS_PER_LANE];
+    u32 id[SLOTS_PER_LANE]; /* out of range where a given id is */
     float weight[SLOTS_PER_LANE];
 };
 
@@ -28,7 +67,29 @@ DEVICE float load_logit(const void *logits, u64 index) {
 #endif
 }
 
-DEVICE float clean_logit(float logit) { return moer_key_value(moer_order_key(logit)); }
+#define LARGEST_WEIGHT (WEIGHTS == 1 ? MOER_LARGEST_F32 : WEIGHTS == 2 ? MOER_LARGEST_F16 : MOER_LARGEST_BF16)
+
+DEVICE void store_weight(void *weights, u64 index, float weight) {
+#if WEIGHTS == 1
+    ((float *)weights)[index] = weight;
+#elif WEIGHTS == 2
+    ((u16 *)weights)[index] = f32_to_f16(weight);
+#else
+    ((u16 *)weights)[index] = f32_to_bf16(weight);
+#endif
+}
+
+/* l[e] as an order key; NaN is -inf. */
+DEVICE u32 logit_key(const moer_route_args &a, u64 row, u32 e) {
+    float logit = load_logit(a.logits, row + e);
+#if LOGIT_BIAS
+    logit = f32_add(logit, a.logit_bias[e]);
+#endif
+#if SOFTCAP
+    logit = moer_softcap(moer_key_value(moer_order_key(logit)), a.softcap);
+#endif
+    return moer_order_key(logit);
+}
 
 DEVICE float warp_sum(float value) {
 #pragma unroll
@@ -36,30 +97,99 @@ DEVICE float warp_sum(float value) {
     return value;
 }
 
-/* What the score of one expert needs to know of all of them. */
+/* What the softmax of one expert needs to know of all of them. */
 struct score_scale {
     float largest, sum;
 };
 
-DEVICE float score_of(float logit, const score_scale &s) {
-    return SCORE == 0 ? moer_share(moer_softmax_term(logit, s.largest), s.sum) : moer_sigmoid(logit);
+DEVICE float score_of(float x, const score_scale &s) {
+#if SCORE == 0
+    return moer_share(moer_softmax_term(x, s.largest), s.sum);
+#elif SCORE == 1
+    return moer_sigmoid(x);
+#elif SCORE == 2
+    return moer_sqrt_softplus(x);
+#elif SCORE == 5
+    return moer_key_value(moer_order_key((float)(SCORE_EXPRESSION)));
+#else
+    return x;
+#endif
 }
+
+#if DROPS_GROUPS
+/* Marks the experts of groups that are dropped, in keys that order all experts. */
+DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
+    const u32 lane = lane_index();
+    u32 group_key[GROUPS_PER_LANE]; /* of group s * 32 + lane; 0: no group, or taken */
+    u32 kept[GROUPS_PER_LANE];      /* bit masks of the groups that stay */
+#pragma unroll
+    for (u32 s = 0; s < GROUPS_PER_LANE; s++) group_key[s] = kept[s] = 0;
+#pragma unroll 1
+    for (u32 g = 0; g < GROUPS; g++) {
+        u32 best = 0, second = 0;
+#pragma unroll
+        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
+            const u32 k = i * 32 + lane < E && (i * 32 + lane) / GROUP_SIZE == g ? key[i] : 0;
+            second = k > best ? best : k > second ? k : second;
+            best = k > best ? k : best;
+        }
+        u32 score = warp_max(best);
+#if GROUP_RULE == 2
+        const u32 owners = warp_ballot(best == score);
+        const u32 lowest_owner = owners & (0u - owners);
+        const u32 rest = (1u << lane) == lowest_owner ? second : best; /* without one of the best */
+        score = moer_order_key(f32_add(moer_key_value(score), moer_key_value(warp_max(rest))));
+#endif
+#pragma unroll
+        for (u32 s = 0; s < GROUPS_PER_LANE; s++)
+            if (s * 32 + lane == g) group_key[s] = score;
+    }
+#pragma unroll 1
+    for (u32 j = 0; j < TOPK_GROUPS; j++) {
+        u32 best = 0, id = 0xffffffffu;
+#pragma unroll
+        for (u32 s = 0; s < GROUPS_PER_LANE; s++) best = group_key[s] > best ? group_key[s] : best;
+        best = warp_max(best);
+#pragma unroll
+        for (u32 s = GROUPS_PER_LANE; s-- > 0;)
+            if (group_key[s] == best) id = s * 32 + lane;
+        id = warp_min(id);
+#pragma unroll
+        for (u32 s = 0; s < GROUPS_PER_LANE; s++)
+            if (s * 32 + lane == id) group_key[s] = 0;
+#pragma unroll
+        for (u32 s = 0; s < GROUPS_PER_LANE; s++)
+            if (s == id / 32) kept[s] |= 1u << (id & 31);
+    }
+#pragma unroll
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
+        const u32 e = i * 32 + lane, g = e / GROUP_SIZE;
+        u32 word = 0;
+#pragma unroll
+        for (u32 s = 0; s < GROUPS_PER_LANE; s++)
+            if (s == g / 32) word = kept[s];
+        if (e < E && !(word >> (g & 31) & 1u)) key[i] = DROPPED ? moer_order_key(0.0f) : MOER_LOWEST_KEY;
+    }
+}
+#endif
 
 DEVICE selection select_experts(const moer_route_args &a, u32 token) {
     const u32 lane = lane_index();
-    const u64 row = (u64)token * E;
+    const u64 row = (u64)token * (E + SHARED_EXPERTS);
     u32 key[EXPERTS_PER_LANE]; /* 0: no expert, or taken */
     selection result;
     u32 taken_key[SLOTS_PER_LANE];
+    float mixer_weight[SLOTS_PER_LANE];
     score_scale scale = {0.0f, 1.0f};
 
+#if IDS == 0 || NEEDS_SCORE_SCALE
 #pragma unroll
     for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
         const u32 e = i * 32 + lane;
-        key[i] = e < E ? moer_order_key(load_logit(a.logits, row + e)) : 0;
+        key[i] = e < E ? logit_key(a, row, e) : 0;
     }
-
-    if (SCORE == 0 && (BIAS || WEIGHT == 0)) {
+#endif
+    if (NEEDS_SCORE_SCALE) {
         u32 largest = 0;
         float sum = 0.0f;
 #pragma unroll
@@ -70,16 +200,28 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
             if (key[i]) sum = f32_add(sum, moer_softmax_term(moer_key_value(key[i]), scale.largest));
         scale.sum = warp_sum(sum);
     }
-#if BIAS
+
+#pragma unroll
+    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+        result.id[s] = taken_key[s] = 0;
+        mixer_weight[s] = 0.0f;
+    }
+#if IDS == 0
+#if ORDER_BY_SCORE
 #pragma unroll
     for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
         const u32 e = i * 32 + lane;
-        if (e < E) key[i] = moer_order_key(f32_add(score_of(moer_key_value(key[i]), scale), a.selection_bias[e]));
+        if (e >= E) continue;
+        float order = score_of(moer_key_value(key[i]), scale);
+#if BIAS
+        order = f32_add(order, a.selection_bias[e]);
+#endif
+        key[i] = moer_order_key(order);
     }
 #endif
-
-#pragma unroll
-    for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.id[s] = taken_key[s] = 0;
+#if DROPS_GROUPS
+    drop_groups(key);
+#endif
 #pragma unroll 1
     for (u32 j = 0; j < K; j++) {
         u32 best = key[0], id = 0xffffffffu;
@@ -90,6 +232,13 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
         for (u32 i = EXPERTS_PER_LANE; i-- > 0;)
             if (key[i] == best) id = i * 32 + lane;
         id = warp_min(id);
+#if SPARSE_MIXER
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
+            if (key[i]) sum = f32_add(sum, moer_sparse_mixer_term(moer_key_value(key[i]), moer_key_value(best), f32_mul(2.0f, a.jitter)));
+        sum = warp_sum(sum);
+#endif
 #pragma unroll
         for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
             if (i * 32 + lane == id) key[i] = 0;
@@ -98,45 +247,113 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
             if (s * 32 + lane == j) {
                 result.id[s] = id;
                 taken_key[s] = best;
+#if SPARSE_MIXER
+                mixer_weight[s] = moer_share(1.0f, sum);
+#endif
             }
+#if GROUP_RULE == 3 /* a group that has given its share is out */
+        u32 given = 0;
+#pragma unroll
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) given += popcount(warp_ballot(s * 32 + lane <= j && result.id[s] / GROUP_SIZE == id / GROUP_SIZE));
+        if (given == K / GROUPS) {
+#pragma unroll
+            for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
+                if ((i * 32 + lane) / GROUP_SIZE == id / GROUP_SIZE) key[i] = 0;
+        }
+#endif
     }
+#else
+#if IDS == 1
+    const bool known = true;
+    const u64 ids_row = token;
+#else
+    const u64 ids_row = (u32)a.token_ids[token];
+    const bool known = ids_row < a.id_table_rows;
+#endif
+#pragma unroll
+    for (u32 s = 0; s < SLOTS_PER_LANE; s++)
+        if (s * 32 + lane < K) result.id[s] = known ? (u32)(IDS == 1 ? a.ids : a.id_table)[ids_row * K + s * 32 + lane] : 0xffffffffu;
+#endif
 
-    /* Weights: one slot a lane. Lanes without a slot, and slots that hold an expert nobody could select, count 0. */
-    float logit[SLOTS_PER_LANE];
+    /* Weights: one slot a lane. Lanes without a slot, slots that hold an expert nobody could select, and given ids out of
+       range count 0. */
+    float x[SLOTS_PER_LANE];
     bool counts[SLOTS_PER_LANE];
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-        counts[s] = s * 32 + lane < K && taken_key[s] > MOER_LOWEST_KEY;
-#if BIAS
-        logit[s] = counts[s] ? clean_logit(load_logit(a.logits, row + result.id[s])) : 0.0f;
-#else
-        logit[s] = counts[s] ? moer_key_value(taken_key[s]) : 0.0f;
-#endif
+        const u32 slot = s * 32 + lane;
+        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 ? taken_key[s] > MOER_LOWEST_KEY : result.id[s] < E));
+        if (IDS == 0 && !ORDER_BY_SCORE && slot < K) x[s] = counts[s] ? moer_key_value(taken_key[s]) : 0.0f;
+        else x[s] = counts[s] ? moer_key_value(logit_key(a, row, slot < K ? result.id[s] : E + slot - K)) : 0.0f;
     }
     if (WEIGHT == 1) {
         u32 largest = 0;
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-            const u32 k = counts[s] ? moer_order_key(logit[s]) : 0;
+            const u32 k = counts[s] ? moer_order_key(x[s]) : 0;
             largest = k > largest ? k : largest;
         }
         const float top = moer_key_value(warp_max(largest));
+        float sum = 0.0f;
 #pragma unroll
-        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = counts[s] ? moer_softmax_term(logit[s], top) : 0.0f;
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+            result.weight[s] = counts[s] ? moer_softmax_term(x[s], top) : 0.0f;
+            sum = s == 0 ? result.weight[s] : f32_add(sum, result.weight[s]);
+        }
+        sum = warp_sum(sum);
+#pragma unroll
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_share(result.weight[s], sum);
     } else {
 #pragma unroll
-        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = counts[s] ? score_of(logit[s], scale) : 0.0f;
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+            if (SPARSE_MIXER && WEIGHT == 0) result.weight[s] = counts[s] ? mixer_weight[s] : 0.0f;
+            else result.weight[s] = !counts[s] ? 0.0f : WEIGHT == 2 ? moer_sigmoid(x[s]) : moer_score_weight(score_of(x[s], scale));
+        }
     }
-    if (WEIGHT == 1 || RENORMALIZE) {
-        float sum = result.weight[0];
+    if (RENORMALIZE) {
+        float sum = 0.0f;
 #pragma unroll
-        for (u32 s = 1; s < SLOTS_PER_LANE; s++) sum = f32_add(sum, result.weight[s]);
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+            const float w = result.weight[s];
+            if (RENORMALIZE == 3) sum = f32_fma(w, w, sum);
+            else sum = s == 0 ? w : f32_add(sum, w);
+        }
         sum = warp_sum(sum);
-        if (RENORMALIZE) sum = f32_add(sum, a.renormalize_epsilon);
+        if (RENORMALIZE == 3) sum = f32_sqrt(sum);
+        if (RENORMALIZE == 2) sum = sum > a.renormalize_epsilon ? sum : a.renormalize_epsilon;
+        else sum = f32_add(sum, a.renormalize_epsilon);
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_share(result.weight[s], sum);
     }
 #pragma unroll
-    for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_finite(f32_mul(result.weight[s], a.scale));
+    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+        float w = f32_mul(result.weight[s], a.scale);
+        const bool selected = counts[s] && s * 32 + lane < K;
+#if EXPERT_SCALE
+        if (selected) w = f32_mul(w, a.expert_scale[result.id[s]]);
+#endif
+        if (DIVIDE_BY_K) w = f32_div(w, (float)K);
+        result.weight[s] = SKIP_EXPERTS && selected && result.id[s] >= E - SKIP_EXPERTS ? 0.0f : moer_bounded(w, LARGEST_WEIGHT);
+    }
     return result;
+}
+
+/* Routes one token and writes ids and weights; `valid` is false for padding. */
+DEVICE selection route_token(const moer_route_args &a, u32 token, bool valid) {
+    selection chosen = {};
+    if (valid) chosen = select_experts(a, token);
+#pragma unroll
+    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+        const u32 slot = s * 32 + lane_index();
+        const float weight = valid ? chosen.weight[s] : 0.0f;
+        if (slot < K) {
+            const u64 pair = (u64)token * K + slot;
+            if (IDS != 1) a.ids[pair] = valid && (IDS == 0 || chosen.id[s] < E) ? (int)chosen.id[s] : -1;
+            if (a.weights) store_weight(a.weights, pair, weight);
+        }
+#if SHARED_EXPERTS
+        else if (slot < SLOTS && a.shared_weights) store_weight(a.shared_weights, (u64)token * SHARED_EXPERTS + slot - K, weight);
+#endif
+    }
+    return chosen;
 }

@@ -141,11 +141,20 @@ typedef struct moe_route_context_info {
 MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, moe_route_context_info *info);
 
 /* --------------------------------------------------------------------------------------------------------------------
-   Router description: logits [T, E] -> ids [T, k], weights [T, k]
+   Router description: logits [T, E + S] -> ids [T, k], weights [T, k], shared weights [T, S]
+
+   For one token, with every choice made:
+     l[e]       = logits[e] + logit_bias[e], then softcap * tanh(l[e] / softcap)
+     score[e]   = score(l[e])
+     order[e]   = score[e] + selection_bias[e], dropped where a group rule says so
+     ids        = the k experts of largest order[e], or given ids, or a row of a table
+     w[j]       = weight(ids[j]), renormalised over the k (and the S shared experts)
+     weights[j] = w[j] * scale * expert_scale[ids[j]] / k
 
    The order of a token's ids is: descending selection score, then ascending expert id. A NaN logit or bias counts as
    -inf, +0 and -0 are equal. Every row has k distinct ids in range and finite weights. An expert whose selection score is
-   -inf can't be selected: where fewer than k can be, the row ends with the lowest unused ids and weight 0.
+   -inf can't be selected: where fewer than k can be, the row ends with the lowest unused ids and weight 0. Without bias
+   and groups, and with a built-in score, experts are ordered by l[e]: the same order before rounding.
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef enum moe_route_dtype {
@@ -156,31 +165,84 @@ typedef enum moe_route_dtype {
 } moe_route_dtype;
 
 typedef enum moe_route_score {
-    MOE_ROUTE_SCORE_SOFTMAX = 0, /* exp(l[e] - max) / sum over all experts. Several logits of +inf share the weight */
-    MOE_ROUTE_SCORE_SIGMOID = 1  /* 1 / (1 + exp(-l[e])), which is 0 in f32 for l[e] below -88.7 */
+    MOE_ROUTE_SCORE_SOFTMAX = 0,      /* exp(l[e] - max) / sum over all experts. Several logits of +inf share the weight */
+    MOE_ROUTE_SCORE_SIGMOID = 1,      /* 1 / (1 + exp(-l[e])), which is 0 in f32 for l[e] below -88.7 */
+    MOE_ROUTE_SCORE_SQRT_SOFTPLUS = 2,/* sqrt(log(1 + exp(l[e]))) (DeepSeek-V4) */
+    MOE_ROUTE_SCORE_IDENTITY = 3,     /* l[e] */
+    MOE_ROUTE_SCORE_SPARSE_MIXER = 4, /* SparseMixer (Phi-3.5-MoE), in inference: slot j takes the largest l among the experts
+                                         that are left, m; its weight is its softmax among those of them for which
+                                         (m - l[e]) / max(|l[e]|, m) is at most 2 * jitter */
+    MOE_ROUTE_SCORE_CUSTOM = 5        /* score_expression, score_function */
 } moe_route_score;
+
+/* A score of one's own on the CPU backend. */
+typedef float (*moe_route_score_function)(float x, void *user);
+
+typedef enum moe_route_group_rule { /* experts in num_groups groups of neighbours */
+    MOE_ROUTE_GROUPS_NONE = 0,
+    MOE_ROUTE_GROUPS_MAX = 1,      /* only the topk_groups groups whose best expert has the largest order stay */
+    MOE_ROUTE_GROUPS_TOP2_SUM = 2, /* the same by the sum of the best two */
+    MOE_ROUTE_GROUPS_QUOTA = 3     /* every group gives its best k / num_groups experts */
+} moe_route_group_rule;
+
+typedef enum moe_route_dropped { /* the order of experts in dropped groups: it matters where biased scores are negative */
+    MOE_ROUTE_DROPPED_MINUS_INFINITY = 0,
+    MOE_ROUTE_DROPPED_ZERO = 1
+} moe_route_dropped;
+
+typedef enum moe_route_ids_source {
+    MOE_ROUTE_IDS_SELECTED = 0,
+    MOE_ROUTE_IDS_GIVEN = 1, /* by the call, in `ids`; only weights are computed. Ids may repeat, each one counts; those out
+                                of range have weight 0 */
+    MOE_ROUTE_IDS_TABLE = 2  /* a row of id_table (hash routing), chosen by the call's token_ids; otherwise likewise. Ids out
+                                of range become -1 */
+} moe_route_ids_source;
 
 typedef enum moe_route_weight {
     MOE_ROUTE_WEIGHT_SCORE = 0,            /* the expert's score; a selection bias never enters it */
-    MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED = 1  /* softmax of the logits over the selected experts */
+    MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax of l over the selected experts */
+    MOE_ROUTE_WEIGHT_SIGMOID_SELECTED = 2  /* sigmoid of l */
 } moe_route_weight;
 
 typedef enum moe_route_renormalize {
     MOE_ROUTE_RENORMALIZE_NONE = 0,
-    MOE_ROUTE_RENORMALIZE_SUM = 1 /* divide by (sum over the selected + renormalize_epsilon); all 0 where that is 0 */
+    MOE_ROUTE_RENORMALIZE_SUM = 1,     /* divide by (sum + renormalize_epsilon); all 0 where that is 0 */
+    MOE_ROUTE_RENORMALIZE_MAX_SUM = 2, /* divide by max(sum, renormalize_epsilon) */
+    MOE_ROUTE_RENORMALIZE_L2 = 3       /* divide by (square root of the sum of squares + renormalize_epsilon) */
 } moe_route_renormalize;
 
 typedef struct moe_route_router {
-    uint32_t num_experts;              /* E, 1 to 2048 */
+    uint32_t num_experts;              /* E, 1 to 2048: every id that can be selected, identity and skip experts included */
     uint32_t top_k;                    /* k, 1 to min(E, 64) */
-    moe_route_dtype logits_dtype;      /* default F32 */
+    uint32_t num_shared_experts;       /* S, 0 to 32: experts that every token uses, with logits after those of the E, whose
+                                          weights are part of the renormalisation and a second output (Inkling). Not
+                                          with SOFTMAX or SPARSE_MIXER scores as weights */
+    uint32_t num_skip_experts;         /* the last so many of the E do nothing: their weight is 0 after renormalising (Zaya) */
+    moe_route_dtype logits_dtype;      /* default F32. Whatever it is, the arithmetic is f32 */
+    moe_route_dtype weights_dtype;     /* of the weights, whether they are output or given; default F32 */
+    moe_route_address logit_bias;      /* f32 [E + S] or 0 */
+    float softcap;                     /* 0: none */
     moe_route_score score;
-    moe_route_address selection_bias;  /* f32 [E] or 0: experts are selected by score + bias. Without it they are selected
-                                          by logit, the same order before rounding */
+    const char *score_expression;      /* SCORE_CUSTOM on a GPU: a CUDA expression of `float x` (l[e]) with a float as its
+                                          value, such as "x > 0.0f ? x * x : 0.0f"; up to 160 characters, without ; { } " ' #
+                                          and backslash. NaN counts as -inf. Not kept: it may be freed after creation */
+    moe_route_score_function score_function; /* SCORE_CUSTOM on the CPU backend */
+    void *score_user;                  /* second argument of score_function */
+    float jitter;                      /* SCORE_SPARSE_MIXER: 0 or more */
+    moe_route_address selection_bias;  /* f32 [E] or 0 */
+    moe_route_group_rule group_rule;
+    uint32_t num_groups;               /* with a group rule: 1 to 64, a divisor of E (QUOTA: of k, too) */
+    uint32_t topk_groups;              /* MAX, TOP2_SUM: 1 to num_groups */
+    moe_route_dropped dropped;         /* MAX, TOP2_SUM */
+    moe_route_ids_source ids;
+    moe_route_address id_table;        /* IDS_TABLE: int32 [id_table_rows, k] */
+    uint32_t id_table_rows;            /* IDS_TABLE: the vocabulary's size, at least 1 */
     moe_route_weight weight;
     moe_route_renormalize renormalize;
     float renormalize_epsilon;         /* 0 or positive: 1e-20, 1e-6, ... */
-    float scale;                       /* multiplies the weights at the end; 0: 1 */
+    float scale;                       /* multiplies the weights; 0: 1 */
+    moe_route_address expert_scale;    /* f32 [E] or 0: multiplies the weights of each expert (Gemma-4) */
+    int32_t divide_by_top_k;           /* 1: the weights are divided by k at the end */
 } moe_route_router;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -246,11 +308,16 @@ typedef struct moe_route_experts {
                                          gate_up[e] @ x[t] is multiplied, before its bias: weight * x itself isn't rounded */
     uint32_t first_expert;            /* expert parallelism: the weights hold experts first_expert to ... */
     uint32_t num_local_experts;       /* ... first_expert + num_local_experts - 1; 0: all from first_expert on. Ids outside
-                                         contribute nothing; that is also how to describe experts that skip */
-    uint32_t num_identity_experts;    /* Z: the last Z of the router's experts have no weights and return their input: each
-                                         adds weights[t, j] * x[t] to y[t], in slot j's place, whatever weight_on_input is.
-                                         They aren't local experts and have no place in maps. With expert parallelism they
-                                         are added where first_expert is 0 */
+                                         contribute nothing */
+    uint32_t num_identity_experts;    /* Z: the last Z of the router's experts before those that skip have no weights and return
+                                         their input: each adds weights[t, j] * x[t] to y[t], in slot j's place, whatever
+                                         weight_on_input is. They aren't local experts, have no place in maps and -1 in an
+                                         expert_map. With expert parallelism they are added where first_expert is 0 */
+    moe_route_address expert_map;     /* int32 [E, expert_map_columns] or 0: the physical experts that hold each expert, as
+                                         many as there are before a -1; token t uses number t modulo that count. The weights,
+                                         first_expert and num_local_experts, and the maps then speak of physical experts */
+    uint32_t expert_map_columns;      /* with expert_map: 1 to 64; default 1 */
+    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights */
 } moe_route_experts;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -299,15 +366,18 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
 /* Fused layer: logits -> ids and weights -> experts -> y. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
-    moe_route_address logits;           /* [T, E]. 0: ids and weights are given */
-    moe_route_address ids;              /* int32 [T, k]. With logits an optional output, otherwise an input: ids may repeat,
-                                           those out of range contribute nothing */
-    moe_route_address weights;          /* f32 [T, k], likewise */
+    moe_route_address logits;           /* [T, E + S]. 0: ids and weights are given */
+    moe_route_address ids;              /* int32 [T, k]. With logits an optional output (with IDS_GIVEN an input), otherwise
+                                           an input: ids may repeat, those out of range contribute nothing */
+    moe_route_address weights;          /* [T, k] of weights_dtype, likewise */
+    moe_route_address shared_weights;   /* [T, S] of weights_dtype, or 0: an output with logits */
+    moe_route_address token_ids;        /* int32 [T]: with IDS_TABLE, the row of each token */
+    moe_route_address expert_load;      /* as in moe_route_expert_maps, or 0 */
     moe_route_address x;                /* [T, H] */
     moe_route_address y;                /* [T, H]; may not overlap x */
-    moe_route_address shared;           /* [T, H], a shared expert's output, or 0. After the sum over slots y[t] gets */
-    moe_route_address shared_weights;   /* f32 [T], or 0: 1.                       + shared_weights[t] * shared[t] */
-    moe_route_address residual;         /* [T, H], or 0.                           + residual[t]
+    moe_route_address shared_output;    /* [T, H] or 0, a shared expert's. After the sum over slots y[t] gets */
+    moe_route_address shared_output_weights; /* f32 [T] or 0: 1.       + shared_output_weights[t] * shared_output[t] */
+    moe_route_address residual;         /* [T, H] or 0.                + residual[t]
                                            All in f32, in this order; then y[t] is rounded once. Both may be y itself. With
                                            expert parallelism give them on one rank */
     moe_route_address num_valid_tokens; /* int32 [1], read by the kernels, or 0. Rows from there on are padding: id -1,
@@ -336,6 +406,7 @@ typedef struct moe_route_expert_maps {
     moe_route_address aligned_row_to_pair;/* int32 [capacity]; T * k in padding */
     moe_route_address block_to_expert;    /* int32 [capacity / block_size]; -1 from block A / block_size on */
     moe_route_address aligned_rows;       /* int32 [1] */
+    moe_route_address expert_load;        /* int64 [E]: the pairs of each expert (before expert_map, local or not) are added */
 } moe_route_expert_maps;
 
 /* Rows to allocate for aligned_row_to_pair, a multiple of block_size; 0 when block_size is 0 or the size overflows. */
@@ -344,9 +415,11 @@ MOE_ROUTE_API size_t moe_route_aligned_capacity(const moe_route_layer *layer, ui
 /* Top-k, and the maps where any is asked for. One launch while T * k is at most 512. */
 typedef struct moe_route_route_args {
     uint32_t num_tokens;
-    moe_route_address logits;           /* [T, E] */
-    moe_route_address ids;              /* int32 [T, k] */
-    moe_route_address weights;          /* f32 [T, k], or 0 */
+    moe_route_address logits;           /* [T, E + S] */
+    moe_route_address ids;              /* int32 [T, k]; with IDS_GIVEN an input */
+    moe_route_address weights;          /* [T, k] of weights_dtype, or 0 */
+    moe_route_address shared_weights;   /* [T, S] of weights_dtype, or 0 */
+    moe_route_address token_ids;        /* int32 [T]: with IDS_TABLE, the row of each token */
     moe_route_expert_maps maps;
     moe_route_address num_valid_tokens; /* as in moe_route_layer_args */
     moe_route_address workspace;        /* needed when maps are asked for and T * k is above 512 */
@@ -406,14 +479,14 @@ typedef struct moe_route_combine_args {
     uint32_t num_tokens;
     moe_route_address rows;        /* [T * k, H] */
     moe_route_address pair_to_row; /* int32 [T * k], from the maps. 0: rows are in pair order */
-    moe_route_address weights;     /* f32 [T, k]. With weight_on_input the rows have them already: only identity experts
-                                      need them */
+    moe_route_address weights;     /* [T, k] of the router's weights_dtype. With weight_on_input the rows have them already:
+                                      only identity experts need them */
     moe_route_address y;           /* [T, H] */
     moe_route_address ids;         /* int32 [T, k] and */
     moe_route_address x;           /* [T, H], needed and read where the layer adds identity experts */
-    moe_route_address shared;      /* [T, H], or 0 */
-    moe_route_address shared_weights; /* f32 [T], or 0: 1 */
-    moe_route_address residual;    /* [T, H], or 0 */
+    moe_route_address shared_output; /* [T, H] or 0 */
+    moe_route_address shared_output_weights; /* f32 [T] or 0 */
+    moe_route_address residual;    /* [T, H] or 0 */
     moe_route_address num_valid_tokens; /* as in moe_route_layer_args: y is 0 from there on */
     moe_route_stream stream;
 } moe_route_combine_args;
@@ -426,7 +499,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
 
 typedef struct moe_route_launch_info {
     char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
-    char variant[384];     /* its compile-time constants, as NAME=VALUE words */
+    char variant[640];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
     uint32_t static_shared_bytes;
@@ -456,7 +529,7 @@ typedef enum moe_route_origin {
 
 typedef struct moe_route_variant_info {
     char kernel[32];
-    char variant[384];
+    char variant[640];
     moe_route_origin origin; /* how this process first got it; later layers share it */
     double milliseconds;     /* what that took: compiling, or reading; and loading into the driver */
     size_t cubin_size;

@@ -33,7 +33,7 @@ typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of 
     const void *x;
     moe_route_dtype x_dtype;
     int activated; /* 1: gate_up with what follows it up to h */
-    const float *input_weights; /* by pair, or NULL: they multiply x */
+    const void *input_weights; /* of the router's weights_dtype, by pair, or NULL: they multiply x */
     int out_by_pair;
     void *out;
     moe_route_dtype out_dtype;
@@ -70,7 +70,7 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
                 const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
-                const double weight = p->input_weights != NULL ? (double)p->input_weights[pair] : 1.0;
+                const double weight = p->input_weights != NULL ? (double)moer_load_value(p->input_weights, pair, layer->router.weights_dtype) : 1.0;
                 float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row));
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
@@ -93,13 +93,17 @@ static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t 
 /* Element `at` of an array [T, H] of the layer's dtype. */
 static double moer_cpu_element(const moe_route_layer *layer, moe_route_address array, size_t at) { return (double)moer_load_value(moer_host(array), at, layer->dtype); }
 
+static double moer_cpu_weight(const moe_route_layer *layer, const moer_combine_args *args, uint32_t pair) {
+    return (double)moer_load_value(moer_host(args->router_weights), pair, layer->router.weights_dtype);
+}
+
 /* combine.cu over the same arguments. */
 static void moer_cpu_combine(const moe_route_layer *layer, const moer_combine_args *args, moe_route_dtype rows_dtype) {
     const moer_epilogue *epilogue = &args->epilogue;
     const uint32_t top_k = layer->router.top_k, hidden_size = layer->hidden_size, num_pairs = args->num_tokens * top_k;
-    const uint32_t first_identity = layer->router.num_experts - layer->adds_identity, num_valid = moer_cpu_num_valid(epilogue->num_valid_tokens, args->num_tokens);
+    const uint32_t num_valid = moer_cpu_num_valid(epilogue->num_valid_tokens, args->num_tokens);
     const int32_t *pair_to_row = (const int32_t *)moer_host(args->pair_to_row), *ids = (const int32_t *)moer_host(epilogue->ids);
-    const float *weights = (const float *)moer_host(args->router_weights), *shared_weights = (const float *)moer_host(epilogue->shared_weights);
+    const float *shared_weights = (const float *)moer_host(epilogue->shared_weights);
     uint32_t t, j, n;
     for (t = 0; t < args->num_tokens; t++)
         for (n = 0; n < hidden_size; n++) {
@@ -109,9 +113,9 @@ static void moer_cpu_combine(const moe_route_layer *layer, const moer_combine_ar
                 for (j = 0; j < top_k; j++) {
                     const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
                     if (row < num_pairs)
-                        sum += (layer->weight_on_input ? 1.0 : (double)weights[pair]) * (double)moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype);
-                    else if (layer->adds_identity != 0 && (uint32_t)ids[pair] - first_identity < layer->adds_identity)
-                        sum += (double)weights[pair] * moer_cpu_element(layer, epilogue->x, at);
+                        sum += (layer->weight_on_input ? 1.0 : moer_cpu_weight(layer, args, pair)) * (double)moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype);
+                    else if (layer->router.num_identity != 0 && (uint32_t)ids[pair] - layer->router.first_identity < layer->router.num_identity)
+                        sum += moer_cpu_weight(layer, args, pair) * moer_cpu_element(layer, epilogue->x, at);
                 }
                 if (epilogue->shared != 0) sum += (shared_weights != NULL ? (double)shared_weights[t] : 1.0) * moer_cpu_element(layer, epilogue->shared, at);
                 if (epilogue->residual != 0) sum += moer_cpu_element(layer, epilogue->residual, at);

@@ -1,7 +1,19 @@
 /*
-  cpu_maps.c: the expert maps on the CPU: a stable counting sort of the pairs by local expert.
+  cpu_maps.c: the expert maps on the CPU: which physical expert serves a pair, and a stable counting sort of
+  the pairs by local expert.
 */
 #include "internal.h"
+
+/* The physical expert that serves a token's expert `id`; placement.h says the same. */
+static uint32_t moer_physical_expert(const moer_router *router, int32_t id, uint32_t token) {
+    const int32_t *replicas = (const int32_t *)moer_host(router->expert_map);
+    uint32_t count = 0;
+    if (router->expert_map == 0) return (uint32_t)id;
+    if ((uint32_t)id >= router->num_experts) return 0xffffffffu;
+    replicas += (size_t)id * router->expert_map_columns;
+    while (count < router->expert_map_columns && replicas[count] >= 0) count++;
+    return count != 0 ? (uint32_t)replicas[token % count] : 0xffffffffu;
+}
 
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps) {
     const uint32_t num_pairs = num_tokens * router->top_k, num_valid_pairs = num_valid * router->top_k;
@@ -13,13 +25,15 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
     int32_t *distinct_experts = (int32_t *)moer_host(maps->distinct_experts), *distinct_offsets = (int32_t *)moer_host(maps->distinct_offsets);
     int32_t *distinct_count = (int32_t *)moer_host(maps->distinct_count), *aligned_row_to_pair = (int32_t *)moer_host(maps->aligned_row_to_pair);
     int32_t *block_to_expert = (int32_t *)moer_host(maps->block_to_expert), *aligned_rows = (int32_t *)moer_host(maps->aligned_rows);
+    int64_t *expert_load = (int64_t *)moer_host(maps->expert_load);
     uint32_t e, p, i;
     int32_t distinct = 0;
 
     memset(next, 0, sizeof next);
     for (p = 0; p < num_valid_pairs; p++) {
-        const uint32_t local = (uint32_t)ids[p] - router->first_expert;
+        const uint32_t local = moer_physical_expert(router, ids[p], p / router->top_k) - router->first_expert;
         if (local < num_local) next[local]++;
+        if (expert_load != NULL && (uint32_t)ids[p] < router->num_experts) expert_load[ids[p]]++;
     }
     offset[0] = aligned[0] = 0;
     for (e = 0; e < num_local; e++) {
@@ -51,7 +65,7 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
     }
     memcpy(next, offset, num_local * sizeof next[0]);
     for (p = 0; p < num_pairs; p++) {
-        const uint32_t local = p < num_valid_pairs ? (uint32_t)ids[p] - router->first_expert : num_local;
+        const uint32_t local = p < num_valid_pairs ? moer_physical_expert(router, ids[p], p / router->top_k) - router->first_expert : num_local;
         int32_t row = -1;
         if (local < num_local) {
             row = next[local]++;

@@ -6,10 +6,8 @@
 
 static void moer_cpu_route(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
     const uint32_t num_valid = moer_cpu_num_valid(routing->num_valid_tokens, num_tokens);
-    int32_t *ids = (int32_t *)moer_host(routing->ids);
-    if (routing->logits != 0)
-        moer_cpu_topk(&layer->router, moer_host(routing->logits), num_tokens, num_valid, ids, (float *)moer_host(routing->weights));
-    if (routing->any_map) moer_cpu_maps(&layer->router, ids, num_tokens, num_valid, &routing->maps);
+    if (routing->logits != 0) moer_cpu_topk(&layer->router, routing, num_tokens, num_valid);
+    if (routing->any_map) moer_cpu_maps(&layer->router, (const int32_t *)moer_host(routing->ids), num_tokens, num_valid, &routing->maps);
 }
 
 static void moer_cpu_product_begin(moer_cpu_product *product, const moe_route_layer *layer, const moer_matrix *matrix, const moer_routing *routing,
@@ -30,7 +28,7 @@ static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer
     moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
     product.x = moer_host(args->x);
     product.activated = 1;
-    product.input_weights = layer->weight_on_input ? (const float *)moer_host(routing->weights) : NULL;
+    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
     product.out = moer_host(args->workspace + w->h);
     moer_cpu_multiply(&product);
 

@@ -15,6 +15,9 @@
 #include "../kernels_src/args.h"
 
 #define MOER_MAX_EXPERTS 2048u
+#define MOER_MAX_SHARED 32u
+#define MOER_MAX_GROUPS 64u
+#define MOER_MAX_REPLICAS 64u
 #define MOER_MAX_TOP_K 64u
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
@@ -70,6 +73,8 @@ typedef struct moer_locale {
 } moer_locale;
 #endif
 
+#define MOER_DEFINES_MAX 640 /* the text of a variant's constants; as in moe_route.h */
+#define MOER_EXPRESSION_MAX 321 /* a score expression as a macro's value */
 #define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
 
 static void moer_mutex_init(moer_mutex *mutex);
@@ -271,7 +276,7 @@ typedef struct moer_key { /* what a variant is looked up by; needs neither NVRTC
     const char *family;     /* kernel family */
     const char *defines;    /* its constants, canonical */
     uint32_t target;
-    char text[1024];        /* the whole key, length-prefixed */
+    char text[MOER_DEFINES_MAX + 384]; /* the whole key, length-prefixed */
     size_t text_size;
     unsigned char digest[32];
 } moer_key;
@@ -297,7 +302,7 @@ typedef struct moer_family {
 typedef struct moer_variant {
     struct moer_variant *next;
     const moer_family *family;
-    char defines[384];
+    char defines[MOER_DEFINES_MAX];
     int state;                /* 0 being made, 1 ready, -1 failed (then only waiters still look at it) */
     int users;                /* threads waiting for a variant being made */
     moe_route_status status;
@@ -343,17 +348,29 @@ struct moe_route_context {
 static moe_route_status moer_context_enter(moe_route_context *context, int *pushed);
 static void moer_context_leave(moe_route_context *context, int pushed);
 
-/* ---- layer.c: the descriptions, checked, with every default filled in ---- */
+/* ---- router.c, layer.c: the descriptions, checked, with every default filled in ---- */
 typedef struct moer_router {
-    uint32_t num_experts, top_k;
-    moe_route_dtype logits_dtype;
+    uint32_t num_experts, top_k, num_shared_experts, num_skip_experts;
+    moe_route_dtype logits_dtype, weights_dtype;
+    moe_route_address logit_bias, selection_bias, expert_scale, id_table;
+    uint32_t id_table_rows;
+    float softcap, jitter;
     moe_route_score score;
-    moe_route_weight weight; /* SOFTMAX_SELECTED also for a softmax without bias that its plain sum renormalises */
+    char score_expression[MOER_EXPRESSION_MAX]; /* as a macro's value: without spaces */
+    moe_route_score_function score_function;
+    void *score_user;
+    moe_route_group_rule group_rule;
+    uint32_t num_groups, topk_groups;
+    moe_route_dropped dropped;
+    moe_route_ids_source ids;
+    moe_route_weight weight; /* SOFTMAX_SELECTED also for a softmax that its plain sum renormalises, where that is the same */
     moe_route_renormalize renormalize;
-    moe_route_address selection_bias;
     float renormalize_epsilon, scale;
-    uint32_t first_expert, num_local_experts;
-    uint32_t num_identity; /* identity experts, the last of num_experts, whoever adds them */
+    int divide_by_top_k;
+    moe_route_address expert_map; /* [E, expert_map_columns]; 0: experts are their own physical experts */
+    uint32_t expert_map_columns, num_physical_experts;
+    uint32_t first_expert, num_local_experts; /* physical */
+    uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
 typedef struct moer_matrix { /* E_local matrices [rows, inner] */
@@ -375,7 +392,6 @@ struct moe_route_layer {
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
     float alpha, up_offset, clamp;
-    uint32_t adds_identity;   /* identity experts that this layer adds: all or none */
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
@@ -422,13 +438,20 @@ typedef struct moer_sequence {
     moer_launch launches[MOE_ROUTE_MAX_LAUNCHES];
 } moer_sequence;
 
+typedef struct moer_routing { /* addresses of one routing */
+    moe_route_address logits; /* 0: the ids are given, and no weights are computed */
+    moe_route_address token_ids, ids, weights, shared_weights, num_valid_tokens;
+    moer_maps_out maps;
+    int any_map;
+} moer_routing;
+
 /* ---- cpu_*.c: every operation over host addresses ---- */
 static void *moer_host(moe_route_address address); /* the address as a pointer */
 static size_t moer_dtype_size(moe_route_dtype dtype);
 static float moer_load_value(const void *array, size_t index, moe_route_dtype dtype);
 static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value);
-/* ids and weights (either may be NULL) of all tokens. */
-static void moer_cpu_topk(const moer_router *router, const void *logits, uint32_t num_tokens, uint32_t num_valid, int32_t *ids, float *weights);
+/* Ids and weights of all tokens, and of the shared experts; the latter two may be 0. */
+static void moer_cpu_topk(const moer_router *router, const moer_routing *routing, uint32_t num_tokens, uint32_t num_valid);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
 

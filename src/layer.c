@@ -1,84 +1,11 @@
 /*
   layer.c: a layer's life: its description is checked and completed, the variants it needs are made, its workspace is laid
-  out. What an operation launches belongs to sequence.c, the operations' own arguments to operations.c.
+  out. The router's description belongs to router.c, what an operation launches to sequence.c, the operations' own arguments
+  to operations.c.
 */
 #include "internal.h"
 
 /* ---- checking a description ---- */
-
-static moe_route_status moer_refuse(moe_route_context *context, const char *field, unsigned long long value, const char *allowed) {
-    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: %s is %llu; allowed is %s", field, value, allowed);
-}
-
-/* DEFAULT becomes `usual`; other values than the three dtypes become DEFAULT. */
-static moe_route_dtype moer_dtype_or(moe_route_dtype dtype, moe_route_dtype usual) {
-    if (dtype == MOE_ROUTE_DTYPE_DEFAULT) return usual;
-    return dtype == MOE_ROUTE_F32 || dtype == MOE_ROUTE_F16 || dtype == MOE_ROUTE_BF16 ? dtype : MOE_ROUTE_DTYPE_DEFAULT;
-}
-
-static int moer_is_finite(float value) { return value - value == 0.0f; }
-
-static moe_route_status moer_layer_check_router(moe_route_layer *layer, const moe_route_layer_desc *desc) {
-    moe_route_context *context = layer->context;
-    const moe_route_router *from = &desc->router;
-    moer_router *router = &layer->router;
-    if (from->num_experts < 1 || from->num_experts > MOER_MAX_EXPERTS)
-        return moer_refuse(context, "router.num_experts", from->num_experts, "1 to 2048");
-    if (from->top_k < 1 || from->top_k > MOER_MAX_TOP_K || from->top_k > from->num_experts)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.top_k is %u; allowed is 1 to %u with %u experts", (unsigned)from->top_k,
-                         (unsigned)(from->num_experts < MOER_MAX_TOP_K ? from->num_experts : MOER_MAX_TOP_K), (unsigned)from->num_experts);
-    router->num_experts = from->num_experts;
-    router->top_k = from->top_k;
-    router->logits_dtype = moer_dtype_or(from->logits_dtype, MOE_ROUTE_F32);
-    if (router->logits_dtype == MOE_ROUTE_DTYPE_DEFAULT)
-        return moer_refuse(context, "router.logits_dtype", (unsigned long long)from->logits_dtype, "F32 (1), F16 (2) or BF16 (3)");
-    if (from->score != MOE_ROUTE_SCORE_SOFTMAX && from->score != MOE_ROUTE_SCORE_SIGMOID)
-        return moer_refuse(context, "router.score", (unsigned long long)from->score, "SOFTMAX (0) or SIGMOID (1)");
-    if (from->weight != MOE_ROUTE_WEIGHT_SCORE && from->weight != MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED)
-        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0) or SOFTMAX_SELECTED (1)");
-    if (from->renormalize != MOE_ROUTE_RENORMALIZE_NONE && from->renormalize != MOE_ROUTE_RENORMALIZE_SUM)
-        return moer_refuse(context, "router.renormalize", (unsigned long long)from->renormalize, "NONE (0) or SUM (1)");
-    if (!moer_is_finite(from->renormalize_epsilon) || from->renormalize_epsilon < 0.0f)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.renormalize_epsilon is %g; allowed is 0 or a positive number", (double)from->renormalize_epsilon);
-    if (!moer_is_finite(from->scale))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.scale is %g; allowed is a finite number", (double)from->scale);
-    if (from->selection_bias % 4 != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "an address that is a multiple of 4, or 0");
-    router->score = from->score;
-    router->weight = from->weight;
-    router->renormalize = from->renormalize;
-    router->selection_bias = from->selection_bias;
-    router->renormalize_epsilon = from->renormalize_epsilon;
-    router->scale = from->scale == 0.0f ? 1.0f : from->scale;
-    /* A softmax divided by its sum over the selected is the softmax of the selected: no need for the sum over all. Not with
-       a bias: it may leave the largest logit out, and then the sum over the selected may be 0. */
-    if (router->score == MOE_ROUTE_SCORE_SOFTMAX && router->weight == MOE_ROUTE_WEIGHT_SCORE && router->renormalize == MOE_ROUTE_RENORMALIZE_SUM &&
-        router->renormalize_epsilon == 0.0f && router->selection_bias == 0) {
-        router->weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED;
-        router->renormalize = MOE_ROUTE_RENORMALIZE_NONE;
-    }
-    return MOE_ROUTE_OK;
-}
-
-/* Which of the router's experts are local, and which have no weights. */
-static moe_route_status moer_layer_check_range(moe_route_layer *layer, const moe_route_experts *experts) {
-    moe_route_context *context = layer->context;
-    moer_router *router = &layer->router;
-    uint32_t num_real;
-    if (experts->num_identity_experts >= router->num_experts)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_identity_experts is %u; allowed is 0 to %u", (unsigned)experts->num_identity_experts,
-                         (unsigned)router->num_experts - 1);
-    router->num_identity = experts->num_identity_experts;
-    num_real = router->num_experts - router->num_identity;
-    router->first_expert = experts->first_expert;
-    if (router->first_expert >= num_real)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.first_expert is %u; allowed is 0 to %u", (unsigned)router->first_expert, (unsigned)num_real - 1);
-    router->num_local_experts = experts->num_local_experts != 0 ? experts->num_local_experts : num_real - router->first_expert;
-    if (router->num_local_experts > num_real - router->first_expert)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_local_experts is %u; allowed is at most %u from expert %u on", (unsigned)router->num_local_experts,
-                         (unsigned)(num_real - router->first_expert), (unsigned)router->first_expert);
-    layer->adds_identity = router->first_expert == 0 ? router->num_identity : 0;
-    return MOE_ROUTE_OK;
-}
 
 static unsigned moer_format_bits(moe_route_format format) {
     switch (format) {
@@ -146,15 +73,14 @@ static moe_route_status moer_layer_check_activation(moe_route_layer *layer, cons
     if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_RELU2)
         return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2) or RELU2 (3)");
     if (!moer_is_finite(experts->activation_alpha) || (experts->activation_alpha != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SILU))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.activation_alpha is %g; allowed is a finite number with SILU, 0 with others", (double)experts->activation_alpha);
+        return moer_refuse_number(context, "experts.activation_alpha", experts->activation_alpha, "a finite number with SILU, 0 with others");
     layer->gated = experts->gate_up_order != MOE_ROUTE_GATE_UP_NO_GATE;
     layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
     layer->activation = experts->activation;
     layer->alpha = experts->activation_alpha == 0.0f ? 1.0f : experts->activation_alpha;
     if (!moer_is_finite(experts->up_offset) || (experts->up_offset != 0.0f && !layer->gated))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.up_offset is %g; allowed is a finite number, 0 without gate", (double)experts->up_offset);
-    if (!moer_is_finite(experts->clamp) || experts->clamp < 0.0f)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.clamp is %g; allowed is a positive number, or 0 for none", (double)experts->clamp);
+        return moer_refuse_number(context, "experts.up_offset", experts->up_offset, "a finite number, 0 without gate");
+    if (!moer_is_positive(experts->clamp)) return moer_refuse_number(context, "experts.clamp", experts->clamp, "0 (none) or a positive number");
     if ((experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp_position != MOE_ROUTE_CLAMP_AFTER) ||
         (experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp == 0.0f))
         return moer_refuse(context, "experts.clamp_position", (unsigned long long)experts->clamp_position, "BEFORE (0), or AFTER (1) with a clamp");
@@ -219,12 +145,6 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
 
 /* ---- the variants ---- */
 
-/* Adds NAME=VALUE to a list of constants; a list that grew too long stays marked by its first character. */
-static void moer_define(char *defines, const char *name, unsigned long value) {
-    if (defines[0] == '!') return;
-    if (!moer_append(defines, sizeof ((moer_variant *)0)->defines, defines[0] != 0 ? " %s=%lu" : "%s=%lu", name, value)) defines[0] = '!';
-}
-
 static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_family *family, const char *defines, const moer_variant **variant) {
     uint32_t i;
     moe_route_status status = moer_variant_get(layer->context, family, defines, variant);
@@ -237,47 +157,32 @@ static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_famil
     return MOE_ROUTE_OK;
 }
 
-static void moer_define_router(char *defines, const moer_router *router) {
-    moer_define(defines, "E", router->num_experts);
-    moer_define(defines, "K", router->top_k);
-    moer_define(defines, "LOGITS", router->logits_dtype);
-    moer_define(defines, "SCORE", router->score);
-    moer_define(defines, "BIAS", router->selection_bias != 0);
-    moer_define(defines, "WEIGHT", router->weight);
-    moer_define(defines, "RENORMALIZE", router->renormalize);
-}
-
-static void moer_define_local(char *defines, const moer_router *router) {
-    moer_define(defines, "FIRST_EXPERT", router->first_expert);
-    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
-}
-
 /* route.cu; `maps` is 1 for what the layer needs, 2 for all outputs. */
 static moe_route_status moer_layer_need_route(moe_route_layer *layer, int select, int maps, const moer_variant **variant) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "SELECT", (unsigned long)select);
-    if (select) {
-        moer_define_router(defines, &layer->router);
-    } else {
-        moer_define(defines, "E", layer->router.num_experts);
-        moer_define(defines, "K", layer->router.top_k);
-    }
+    moer_define(defines, "E", layer->router.num_experts);
+    moer_define(defines, "K", layer->router.top_k);
+    if (select) moer_define_router(defines, &layer->router);
     moer_define(defines, "MAPS", (unsigned long)maps);
-    moer_define_local(defines, &layer->router);
+    moer_define_placement(defines, &layer->router);
     moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
     return moer_layer_need(layer, &moer_family_route, defines, variant);
 }
 
 static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_define(defines, "E", layer->router.num_experts);
+    moer_define(defines, "K", layer->router.top_k);
     moer_define_router(defines, &layer->router);
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
-    moer_define_local(defines, &layer->router);
+    moer_define_placement(defines, &layer->router);
     return moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
 }
 
@@ -332,17 +237,18 @@ typedef struct moer_matmul_kind {
 
 /* matmul.cu for small and, where the layer can meet them, large batches. */
 static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS, weighs = kind->activated && layer->weight_on_input;
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
-        char defines[sizeof ((moer_variant *)0)->defines] = "";
+        char defines[MOER_DEFINES_MAX] = "";
         moer_define_tile(defines, layer, matrix);
         moer_define(defines, "GATED", kind->activated && layer->gated);
         moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
         moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
         moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
-        moer_define(defines, "WEIGHT_ON_INPUT", kind->activated && layer->weight_on_input);
+        moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
+        moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
         moer_define(defines, "OUT", kind->out);
         moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
@@ -353,14 +259,16 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
+/* The constants of epilogue.h. */
 static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
+    moer_define(defines, "WEIGHTS", layer->router.weights_dtype);
     moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)layer->weight_on_input);
-    moer_define(defines, "FIRST_IDENTITY", layer->adds_identity != 0 ? layer->router.num_experts - layer->adds_identity : 0);
-    moer_define(defines, "NUM_IDENTITY", layer->adds_identity);
+    moer_define(defines, "FIRST_IDENTITY", layer->router.num_identity != 0 ? layer->router.first_identity : 0);
+    moer_define(defines, "NUM_IDENTITY", layer->router.num_identity);
 }
 
 static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define_tile(defines, layer, &layer->down);
     moer_define_epilogue(defines, layer);
     moer_define(defines, "K_SPLIT", layer->down_parts);
@@ -376,7 +284,7 @@ static uint32_t moer_combine_vector(const moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, const moer_variant **variant) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "HIDDEN", layer->hidden_size);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_epilogue(defines, layer);
@@ -393,7 +301,7 @@ static uint32_t moer_expand_unit(const moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
-    char defines[sizeof ((moer_variant *)0)->defines] = "";
+    char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
     moer_define(defines, "K", layer->router.top_k);
     moer_define(defines, "UNIT", moer_expand_unit(layer));
@@ -506,8 +414,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
 static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moer_workspace workspace;
     uint32_t pairs;
-    moe_route_status status = moer_layer_check_router(layer, desc);
-    if (status == MOE_ROUTE_OK) status = moer_layer_check_range(layer, &desc->experts);
+    moe_route_status status = moer_router_check(layer->context, &desc->router, &layer->router);
+    if (status == MOE_ROUTE_OK) status = moer_router_check_placement(layer->context, &desc->experts, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);
     if (status != MOE_ROUTE_OK) return status;

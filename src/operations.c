@@ -34,10 +34,10 @@ static moe_route_status moer_check_address(const moer_call *call, const char *na
 }
 
 /* What the combine adds beside the experts. */
-static moe_route_status moer_check_additions(const moer_call *call, moe_route_address shared, moe_route_address shared_weights, moe_route_address residual) {
+static moe_route_status moer_check_additions(const moer_call *call, moe_route_address shared, moe_route_address weights, moe_route_address residual) {
     const uint32_t alignment = moer_row_alignment(call->layer->hidden_size, call->layer->dtype);
-    moe_route_status status = moer_check_address(call, "shared", shared, shared_weights != 0, alignment);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_weights", shared_weights, 0, 4);
+    moe_route_status status = moer_check_address(call, "shared_output", shared, weights != 0, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_output_weights", weights, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(call, "residual", residual, 0, alignment);
     return status;
 }
@@ -57,7 +57,10 @@ static moe_route_status moer_check_maps(const moer_call *call, uint32_t num_toke
         {"maps.distinct_count", maps->distinct_count}, {"maps.aligned_row_to_pair", maps->aligned_row_to_pair}, {"maps.block_to_expert", maps->block_to_expert},
         {"maps.aligned_rows", maps->aligned_rows}};
     const size_t capacity = moe_route_aligned_capacity(call->layer, num_tokens, maps->block_size);
+    moe_route_status load_status = moer_check_address(call, "maps.expert_load", maps->expert_load, 0, 8);
     int i;
+    if (load_status != MOE_ROUTE_OK) return load_status;
+    if (maps->expert_load != 0) routing->any_map = 1;
     for (i = 0; i < 10; i++) {
         const moe_route_status status = moer_check_address(call, outputs[i].name, outputs[i].address, 0, 4);
         if (status != MOE_ROUTE_OK) return status;
@@ -79,9 +82,24 @@ static moe_route_status moer_check_maps(const moer_call *call, uint32_t num_toke
     routing->maps.aligned_row_to_pair = maps->aligned_row_to_pair;
     routing->maps.block_to_expert = maps->block_to_expert;
     routing->maps.aligned_rows = maps->aligned_rows;
+    routing->maps.expert_load = maps->expert_load;
     routing->maps.block_size = maps->block_size;
     routing->maps.aligned_capacity = (unsigned int)capacity;
     return MOE_ROUTE_OK;
+}
+
+/* What a router reads and writes in any call. */
+static moe_route_status moer_check_routing(const moer_call *call, uint32_t num_tokens, const moer_routing *routing, int ids_required) {
+    const moer_router *router = &call->layer->router;
+    const int any = num_tokens != 0;
+    moe_route_status status = moer_check_address(call, "logits", routing->logits, any, (uint32_t)moer_dtype_size(router->logits_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "ids", routing->ids, any && (ids_required || router->ids == MOE_ROUTE_IDS_GIVEN), 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "weights", routing->weights, 0, (uint32_t)moer_dtype_size(router->weights_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_weights", routing->shared_weights, 0, (uint32_t)moer_dtype_size(router->weights_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "token_ids", routing->token_ids, any && router->ids == MOE_ROUTE_IDS_TABLE, 4);
+    if (status == MOE_ROUTE_OK && routing->shared_weights != 0 && router->num_shared_experts == 0)
+        return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: shared_weights is given; the router has no shared experts", call->function);
+    return status;
 }
 
 static int moer_is_cpu(const moe_route_layer *layer) { return layer->context->device == MOE_ROUTE_DEVICE_CPU; }
@@ -119,8 +137,11 @@ static void moer_layer_routing(const moe_route_layer_args *args, const moer_work
     routing->logits = args->logits;
     routing->ids = args->ids != 0 ? args->ids : args->workspace + w->ids;
     routing->weights = args->weights != 0 ? args->weights : args->workspace + w->weights;
+    routing->shared_weights = args->shared_weights;
+    routing->token_ids = args->token_ids;
     routing->num_valid_tokens = args->num_valid_tokens;
     moer_routing_layer_maps(routing, w, args->workspace);
+    routing->maps.expert_load = args->expert_load;
 }
 
 static void moer_sequence_layer(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *args, const moer_workspace *w) {
@@ -133,6 +154,7 @@ static void moer_sequence_layer(moer_sequence *sequence, const moe_route_layer *
 MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer, const moe_route_layer_args *args) {
     moer_call call;
     moer_workspace w;
+    moer_routing routing;
     moer_sequence sequence;
     moe_route_status status;
     uint32_t alignment;
@@ -146,18 +168,27 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
-    status = moer_check_address(&call, "logits", args->logits, !given, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, given, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, given, 4);
+    memset(&routing, 0, sizeof routing);
+    routing.logits = args->logits;
+    routing.ids = args->ids;
+    routing.weights = args->weights;
+    routing.shared_weights = args->shared_weights;
+    routing.token_ids = args->token_ids;
+    if (given) {
+        status = moer_check_address(&call, "ids", args->ids, 1, 4);
+        if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 1, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
+    } else {
+        status = moer_check_routing(&call, args->num_tokens, &routing, 0);
+    }
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "expert_load", args->expert_load, 0, 8);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
-    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared, args->shared_weights, args->residual);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
 
     if (moer_is_cpu(layer)) {
-        moer_routing routing;
         moer_layer_routing(args, &w, &routing);
         routing.maps.expert_offsets = args->workspace + w.expert_offsets;
         moer_cpu_route(layer, args->num_tokens, &routing);
@@ -205,15 +236,15 @@ MOE_ROUTE_API moe_route_status moe_route_route(const moe_route_layer *layer, con
     status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_ROUTE, "ROUTE");
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK) return status;
-    status = moer_check_address(&call, "logits", args->logits, args->num_tokens != 0, (uint32_t)moer_dtype_size(layer->router.logits_dtype));
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, args->num_tokens != 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 0, 4);
-    if (status != MOE_ROUTE_OK) return status;
     memset(&routing, 0, sizeof routing);
     routing.logits = args->logits;
     routing.ids = args->ids;
     routing.weights = args->weights;
+    routing.shared_weights = args->shared_weights;
+    routing.token_ids = args->token_ids;
     routing.num_valid_tokens = args->num_valid_tokens;
+    status = moer_check_routing(&call, args->num_tokens, &routing, 1);
+    if (status != MOE_ROUTE_OK) return status;
     return moer_run_routing(&call, args->num_tokens, &routing, &args->maps, args->workspace, args->workspace_size, args->stream, layer->route_all);
 }
 
@@ -321,14 +352,14 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
-    identity = layer->adds_identity != 0;
+    identity = layer->router.num_identity != 0;
     status = moer_check_address(&call, "rows", args->rows, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, identity, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, identity, alignment);
-    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared, args->shared_weights, args->residual);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status != MOE_ROUTE_OK) return status;
     if (moer_is_cpu(layer)) {

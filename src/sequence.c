@@ -21,42 +21,38 @@ static uint32_t moer_divide_up(uint32_t a, uint32_t b) { return (a + b - 1) / b;
 
 /* ---- router and maps ---- */
 
-typedef struct moer_routing { /* addresses of one routing */
-    moe_route_address logits; /* 0: the ids are given */
-    moe_route_address ids, weights, num_valid_tokens;
-    moer_maps_out maps;
-    int any_map;
-} moer_routing;
-
-static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
-    moer_route_args *args = &moer_sequence_add(sequence, layer->topk, 0, moer_divide_up(num_tokens, 8), 1, 256)->args.route;
+static void moer_fill_route(moer_route_args *args, const moer_router *router, uint32_t num_tokens, const moer_routing *routing) {
     args->logits = routing->logits;
-    args->selection_bias = layer->router.selection_bias;
+    args->logit_bias = router->logit_bias;
+    args->selection_bias = router->selection_bias;
+    args->expert_scale = router->expert_scale;
+    args->id_table = router->id_table;
+    args->token_ids = routing->token_ids;
     args->ids = routing->ids;
     args->weights = routing->weights;
+    args->shared_weights = routing->shared_weights;
     args->num_valid_tokens = routing->num_valid_tokens;
+    args->expert_map = router->expert_map;
+    args->maps = routing->maps;
     args->num_tokens = num_tokens;
-    args->renormalize_epsilon = layer->router.renormalize_epsilon;
-    args->scale = layer->router.scale;
+    args->id_table_rows = router->id_table_rows;
+    args->softcap = router->softcap;
+    args->jitter = router->jitter;
+    args->renormalize_epsilon = router->renormalize_epsilon;
+    args->scale = router->scale;
+}
+
+static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
+    moer_fill_route(&moer_sequence_add(sequence, layer->topk, 0, moer_divide_up(num_tokens, 8), 1, 256)->args.route, &layer->router, num_tokens, routing);
 }
 
 static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens, const moer_routing *routing) {
     const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
     uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
-    moer_route_args *args;
     if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
     if (threads < 32) threads = 32;
     if (threads > max_threads) threads = max_threads;
-    args = &moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route;
-    args->logits = routing->logits;
-    args->selection_bias = layer->router.selection_bias;
-    args->ids = routing->ids;
-    args->weights = routing->weights;
-    args->num_valid_tokens = routing->num_valid_tokens;
-    args->maps = routing->maps;
-    args->num_tokens = num_tokens;
-    args->renormalize_epsilon = layer->router.renormalize_epsilon;
-    args->scale = layer->router.scale;
+    moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route, &layer->router, num_tokens, routing);
 }
 
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
@@ -68,6 +64,7 @@ static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_la
         moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;
+        args->expert_map = layer->router.expert_map;
         args->block_counts = workspace + w->block_counts;
         args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
         args->aligned_offsets = workspace + w->aligned_offsets;
@@ -122,11 +119,11 @@ static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *m
 static moer_epilogue moer_layer_epilogue(const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing) {
     moer_epilogue epilogue;
     memset(&epilogue, 0, sizeof epilogue);
-    epilogue.x = layer->adds_identity != 0 ? from->x : 0;
-    epilogue.ids = layer->adds_identity != 0 ? routing->ids : 0;
+    epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    epilogue.ids = layer->router.num_identity != 0 ? routing->ids : 0;
     epilogue.num_valid_tokens = from->num_valid_tokens;
-    epilogue.shared = from->shared;
-    epilogue.shared_weights = from->shared_weights;
+    epilogue.shared = from->shared_output;
+    epilogue.shared_weights = from->shared_output_weights;
     epilogue.residual = from->residual;
     return epilogue;
 }
@@ -149,11 +146,11 @@ static void moer_combine_args_given(moer_combine_args *args, const moe_route_lay
     args->pair_to_row = from->pair_to_row;
     args->router_weights = from->weights;
     args->y = from->y;
-    args->epilogue.x = layer->adds_identity != 0 ? from->x : 0;
-    args->epilogue.ids = layer->adds_identity != 0 ? from->ids : 0;
+    args->epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    args->epilogue.ids = layer->router.num_identity != 0 ? from->ids : 0;
     args->epilogue.num_valid_tokens = from->num_valid_tokens;
-    args->epilogue.shared = from->shared;
-    args->epilogue.shared_weights = from->shared_weights;
+    args->epilogue.shared = from->shared_output;
+    args->epilogue.shared_weights = from->shared_output_weights;
     args->epilogue.residual = from->residual;
     args->num_tokens = from->num_tokens;
 }

@@ -9,6 +9,7 @@
 
 #include "support/test.h"
 #include "support/device.h"
+#include "support/router.h"
 #include "support/routing.h"
 #include "support/model.h"
 #include "../examples/safetensors.h"

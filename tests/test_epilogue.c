@@ -8,6 +8,7 @@
 
 #include "support/test.h"
 #include "support/device.h"
+#include "support/router.h"
 #include "support/routing.h"
 #include "support/model.h"
 #include "support/cases.h"
@@ -114,7 +115,7 @@ TEST(layer_adds_to_y_in_place) {
             CHECK(model_run(&device, &m, &input, &apart) == MOE_ROUTE_OK, "%s", device_message(&device));
             model_call_create(&device, &m, &input, &call);
             device_upload(&device, &call.y, which & 1 ? a.shared : a.residual, call.y.size);
-            if (which & 1) call.args.shared = call.args.y;
+            if (which & 1) call.args.shared_output = call.args.y;
             else call.args.residual = call.args.y;
             CHECK(moe_route_layer_run(m.layer, &call.args) == MOE_ROUTE_OK, "%s", device_message(&device));
             model_call_fetch(&device, &m, &call, &inside);
@@ -331,12 +332,12 @@ static void check_combine(moe_route_dtype dtype, uint32_t hidden, uint32_t num_t
         args.num_tokens = num_tokens;
         args.rows = b[0].address;
         args.x = b[1].address;
-        args.shared = b[2].address;
+        args.shared_output = b[2].address;
         args.residual = b[3].address;
         args.ids = b[4].address;
         args.pair_to_row = b[5].address;
         args.weights = b[6].address;
-        args.shared_weights = b[7].address;
+        args.shared_output_weights = b[7].address;
         args.num_valid_tokens = b[8].address;
         args.y = y_buffer.address;
         args.stream = device.stream;

@@ -307,8 +307,8 @@ static void fill_args(function which, const memory *m, any_args *args) {
         args->layer.weights = which == LAYER ? m->out_values.address : m->values.address;
         args->layer.x = m->x.address;
         args->layer.y = m->out_y.address;
-        args->layer.shared = args->layer.residual = m->x.address;
-        args->layer.shared_weights = m->values.address;
+        args->layer.shared_output = args->layer.residual = m->x.address;
+        args->layer.shared_output_weights = m->values.address;
         args->layer.workspace = workspace;
         args->layer.workspace_size = m->workspace_size;
         return;
@@ -344,8 +344,8 @@ static void fill_args(function which, const memory *m, any_args *args) {
         args->combine.weights = m->values.address;
         args->combine.y = m->out_y.address;
         args->combine.ids = m->ids.address;
-        args->combine.x = args->combine.shared = args->combine.residual = m->x.address;
-        args->combine.shared_weights = m->values.address;
+        args->combine.x = args->combine.shared_output = args->combine.residual = m->x.address;
+        args->combine.shared_output_weights = m->values.address;
         return;
     }
     maps->expert_offsets = m->out_maps.address;
@@ -375,9 +375,9 @@ static const call_refusal call_refusals[] = {
     {LAYER, MOVE(layer, x, 8), "x"},
     {LAYER, ZERO(layer, y), "y"},
     {LAYER, MOVE(layer, y, 2), "y"},
-    {LAYER, ZERO(layer, shared), "shared"},
-    {LAYER, MOVE(layer, shared, 2), "shared"},
-    {LAYER, MOVE(layer, shared_weights, 2), "shared_weights"},
+    {LAYER, ZERO(layer, shared_output), "shared_output"},
+    {LAYER, MOVE(layer, shared_output, 2), "shared_output"},
+    {LAYER, MOVE(layer, shared_output_weights, 2), "shared_output_weights"},
     {LAYER, MOVE(layer, residual, 8), "residual"},
     {LAYER, TO(layer, num_valid_tokens, 4098), "num_valid_tokens"},
     {LAYER, ZERO(layer, workspace), "workspace"},
@@ -444,9 +444,9 @@ static const call_refusal call_refusals[] = {
     {COMBINE, MOVE(combine, ids, 2), "ids"},
     {COMBINE, ZERO(combine, x), "x"},
     {COMBINE, MOVE(combine, x, 8), "x"},
-    {COMBINE, ZERO(combine, shared), "shared"},
-    {COMBINE, MOVE(combine, shared, 8), "shared"},
-    {COMBINE, MOVE(combine, shared_weights, 2), "shared_weights"},
+    {COMBINE, ZERO(combine, shared_output), "shared_output"},
+    {COMBINE, MOVE(combine, shared_output, 8), "shared_output"},
+    {COMBINE, MOVE(combine, shared_output_weights, 2), "shared_output_weights"},
     {COMBINE, MOVE(combine, residual, 2), "residual"},
     {COMBINE, TO(combine, num_valid_tokens, 4097), "num_valid_tokens"},
 };

@@ -91,6 +91,7 @@ EMULATION_INLINE float f32_add(float a, float b) { return a + b; }
 EMULATION_INLINE float f32_mul(float a, float b) { return a * b; }
 EMULATION_INLINE float f32_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 EMULATION_INLINE float f32_div(float a, float b) { return a / b; }
+EMULATION_INLINE float f32_sqrt(float a) { return __builtin_sqrtf(a); }
 
 /* ---- 16-bit floats ---- */
 DEVICE float f16_to_f32(u16 h) { return emulation_f16_to_f32(h); }
@@ -148,6 +149,10 @@ EMULATION_INLINE int global_atomic_add(int *p, int value, EMULATION_PLACE) {
     const int before = *p;
     *p = (int)((u32)before + (u32)value);
     return before;
+}
+EMULATION_INLINE void global_atomic_add_64(long long *p, long long value, EMULATION_PLACE) {
+    emulation->global_access(p, sizeof *p, file, line);
+    *p = (long long)((u64)*p + (u64)value);
 }
 
 /* ---- shared memory ----

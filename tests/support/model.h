@@ -292,8 +292,8 @@ TEST_FUNCTION void model_call_create(test_device *on, const model *m, const mode
     call->args.weights = call->weights.address;
     call->args.x = call->x.address;
     call->args.y = call->y.address;
-    call->args.shared = call->shared.address;
-    call->args.shared_weights = call->shared_weights.address;
+    call->args.shared_output = call->shared.address;
+    call->args.shared_output_weights = call->shared_weights.address;
     call->args.residual = call->residual.address;
     call->args.num_valid_tokens = call->valid.address;
     call->args.workspace = call->workspace.address;
