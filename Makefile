@@ -51,7 +51,7 @@ include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
 DEVICE_TESTS = test_route test_maps test_activations test_layer test_epilogue test_blocks
-HOST_TESTS = test_safetensors test_errors test_cache
+HOST_TESTS = test_safetensors test_errors test_router_errors test_cache
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
 build/test_%: tests/test_%.c $(SUPPORT) | build

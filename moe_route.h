@@ -518,7 +518,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
 
 typedef struct moe_route_launch_info {
     char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
-    char variant[640];     /* its compile-time constants, as NAME=VALUE words */
+    char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
     uint32_t static_shared_bytes;
@@ -548,7 +548,7 @@ typedef enum moe_route_origin {
 
 typedef struct moe_route_variant_info {
     char kernel[32];
-    char variant[640];
+    char variant[768];
     moe_route_origin origin; /* how this process first got it; later layers share it */
     double milliseconds;     /* what that took: compiling, or reading; and loading into the driver */
     size_t cubin_size;
@@ -771,8 +771,9 @@ typedef struct moer_locale {
 } moer_locale;
 #endif
 
-#define MOER_DEFINES_MAX 640 /* the text of a variant's constants; as in moe_route.h */
-#define MOER_EXPRESSION_MAX 321 /* a score expression as a macro's value */
+#define MOER_DEFINES_MAX 768 /* the text of a variant's constants; as in moe_route.h */
+#define MOER_MAX_EXPRESSION 160u
+#define MOER_EXPRESSION_MAX 401 /* the same as a macro's value: every second character a space that takes four */
 #define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
 
 static void moer_mutex_init(moer_mutex *mutex);
@@ -6141,29 +6142,35 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
     return MOE_ROUTE_OK;
 }
 
-/* The user's expression as a macro's value: a comment stands for a space there, and constants are words without spaces. */
+static int moer_is_word(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.'; }
+
+/* The user's expression as a macro's value. Constants are words without spaces: those that keep two tokens apart become
+   comments, which mean the same, the others go. */
 static moe_route_status moer_router_take_expression(moe_route_context *context, const char *expression, char *taken) {
     size_t used = 0, length = expression != NULL ? strlen(expression) : 0, i;
-    int depth = 0;
+    int depth = 0, space = 0;
     if (length == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is missing; SCORE_CUSTOM needs a CUDA expression of x");
-    if (length > (MOER_EXPRESSION_MAX - 1) / 2) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has %u characters; allowed is up to %u", (unsigned)length, (unsigned)((MOER_EXPRESSION_MAX - 1) / 2));
-    for (i = 0; i < length; i++) {
+    if (length > MOER_MAX_EXPRESSION)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has %u characters; allowed is up to %u", (unsigned)length, (unsigned)MOER_MAX_EXPRESSION);
+    for (i = 0; i < length && depth >= 0; i++) {
         const char c = expression[i];
         if (c < ' ' || c > '~' || strchr(";{}\"'#\\@`$", c) != NULL || (c == '/' && (expression[i + 1] == '/' || expression[i + 1] == '*')))
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has character %u (code %u), which no expression needs", (unsigned)i, (unsigned)(unsigned char)c);
         depth += (c == '(') - (c == ')');
-        if (depth < 0) break;
-        if (c != ' ') {
-            taken[used++] = c;
-        } else if (used != 0 && expression[i + 1] != ' ' && expression[i + 1] != 0) {
-            if (used + 4 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+        if (c == ' ') {
+            space = 1;
+            continue;
+        }
+        if (space && used != 0 && moer_is_word(taken[used - 1]) == moer_is_word(c)) {
             memcpy(taken + used, "/**/", 4);
             used += 4;
         }
-        if (used + 1 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+        space = 0;
+        taken[used++] = c;
     }
     taken[used] = 0;
-    if (depth != 0 || used == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is \"%s\"; its parentheses don't match", expression);
+    if (used == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is blank; SCORE_CUSTOM needs a CUDA expression of x");
+    if (depth != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is \"%s\"; its parentheses don't match", expression);
     return MOE_ROUTE_OK;
 }
 

@@ -73,8 +73,9 @@ typedef struct moer_locale {
 } moer_locale;
 #endif
 
-#define MOER_DEFINES_MAX 640 /* the text of a variant's constants; as in moe_route.h */
-#define MOER_EXPRESSION_MAX 321 /* a score expression as a macro's value */
+#define MOER_DEFINES_MAX 768 /* the text of a variant's constants; as in moe_route.h */
+#define MOER_MAX_EXPRESSION 160u
+#define MOER_EXPRESSION_MAX 401 /* the same as a macro's value: every second character a space that takes four */
 #define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
 
 static void moer_mutex_init(moer_mutex *mutex);
