@@ -283,7 +283,9 @@ typedef enum moe_route_activation {
     MOE_ROUTE_ACTIVATION_SILU = 0,      /* z / (1 + exp(-alpha * z)) */
     MOE_ROUTE_ACTIVATION_GELU_TANH = 1, /* z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z^3))) */
     MOE_ROUTE_ACTIVATION_GELU_ERF = 2,  /* z / 2 * (1 + erf(z / sqrt(2))) */
-    MOE_ROUTE_ACTIVATION_RELU2 = 3      /* max(z, 0)^2 */
+    MOE_ROUTE_ACTIVATION_RELU2 = 3,     /* max(z, 0)^2 */
+    MOE_ROUTE_ACTIVATION_SITU = 4       /* situ_beta * tanh(z / situ_beta) / (1 + exp(-z)), and up becomes
+                                           situ_up_beta * tanh(up / situ_up_beta) before up_offset is added (Kimi-K3) */
 } moe_route_activation;
 
 typedef enum moe_route_clamp_position {
@@ -301,6 +303,7 @@ typedef struct moe_route_experts {
     moe_route_gate_up_order gate_up_order;
     moe_route_activation activation;
     float activation_alpha;           /* SILU's alpha; 0: 1. GPT-OSS: 1.702 */
+    float situ_beta, situ_up_beta;    /* SITU's, 0 or positive; 0: 1, and no change to up. Kimi-K3: 4 and 25 */
     float up_offset;                  /* GPT-OSS: 1 */
     float clamp;                      /* limit of the clamps, positive; 0: none. Without gate there is no up to clamp */
     moe_route_clamp_position clamp_position;

@@ -36,16 +36,16 @@ typedef struct block {
     model_choices choices;
 } block;
 
-#define PLAIN {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}
+#define PLAIN {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0, 0}
 static const block mixtral = {"mixtral", 8, 2, "gate.weight", NULL, NULL, NULL, 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, PLAIN};
 static const block qwen3_moe = {"qwen3_moe", 8, 4, "gate.weight", NULL, NULL, NULL, 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, PLAIN};
 static const block gpt_oss = {"gpt_oss", 8, 4, "router.weight", "router.bias", NULL, NULL, 1, 1, 1, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOE_ROUTE_RENORMALIZE_NONE, 0, 0,
-                              {MOE_ROUTE_ACTIVATION_SILU, 0, 1.702f, 1, 7, MOE_ROUTE_CLAMP_BEFORE, 0, 0}};
+                              {MOE_ROUTE_ACTIVATION_SILU, 0, 1.702f, 1, 7, MOE_ROUTE_CLAMP_BEFORE, 0, 0, 0}};
 static const block longcat_flash = {"longcat_flash", 12, 4, "router.classifier.weight", NULL, "router.e_score_correction_bias", NULL, 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 6, 0,
-                                    {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 4}};
+                                    {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 4, 0}};
 static const block deepseek_v3 = {"deepseek_v3", 16, 4, "gate.weight", NULL, "gate.e_score_correction_bias", "shared_experts", 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 1, PLAIN};
 static const block llama4 = {"llama4", 8, 1, "router.weight", NULL, NULL, "shared_expert", 1, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 1,
-                             {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 1, 0}};
+                             {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 1, 0, 0}};
 #undef PLAIN
 
 static const float *find(const block *b, const char *tensor) {

@@ -71,7 +71,7 @@ TEST(layer_matches_its_definition) {
 /* The bounds are tight enough to tell every choice from its neighbours: a result within the bound of one is outside that of
    each other. */
 TEST(layer_heeds_every_choice) {
-    enum { NUM_OTHERS = 11 };
+    enum { NUM_OTHERS = 13 };
     uint32_t i, n;
     for (i = 0; i < NUM_CASES(choice_cases); i++) {
         model_spec spec = choice_cases[i].spec;
@@ -92,18 +92,20 @@ TEST(layer_heeds_every_choice) {
         CHECK(model_run(&device, &m, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
         CHECK(model_error(&m, &input, &output, 0, 16) <= model_bound(spec.dtype), "choices %u: relative error %.3g", i, model_error(&m, &input, &output, 0, 16));
         for (n = 0; n < NUM_OTHERS; n++) {
-            static const char *const names[NUM_OTHERS] = {"SILU", "GELU_TANH", "GELU_ERF", "RELU2", "alpha", "up_offset", "clamp", "clamp_position", "weight_on_input", "num_identity", "interleaved"};
+            static const char *const names[NUM_OTHERS] = {"SILU", "GELU_TANH", "GELU_ERF", "RELU2", "SITU", "alpha", "up_offset", "clamp", "clamp_position", "weight_on_input", "num_identity",
+                                                            "interleaved", "situ_up_beta"};
             model other = m;
             model_choices *o = &other.spec.choices;
             double error;
-            if (n < 4) o->activation = (moe_route_activation)n;
-            if (n == 4) o->alpha = 0;
-            if (n == 5) o->up_offset = 0;
-            if (n == 6) o->clamp = 0;
-            if (n == 7 && c->clamp != 0) o->clamp_position = c->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? MOE_ROUTE_CLAMP_AFTER : MOE_ROUTE_CLAMP_BEFORE;
-            if (n == 8) o->weight_on_input = !c->weight_on_input;
-            if (n == 9) o->num_identity = 0;
-            if (n == 10 && !c->no_gate) other.spec.interleaved = !spec.interleaved;
+            if (n < 5) o->activation = (moe_route_activation)n;
+            if (n == 5) o->alpha = 0;
+            if (n == 6) o->up_offset = 0;
+            if (n == 7) o->clamp = 0;
+            if (n == 8 && c->clamp != 0) o->clamp_position = c->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? MOE_ROUTE_CLAMP_AFTER : MOE_ROUTE_CLAMP_BEFORE;
+            if (n == 9) o->weight_on_input = !c->weight_on_input;
+            if (n == 10) o->num_identity = 0;
+            if (n == 11 && !c->no_gate) other.spec.interleaved = !spec.interleaved;
+            if (n == 12) o->situ_up_beta = 0;
             if (memcmp(o, c, sizeof *o) == 0 && other.spec.interleaved == spec.interleaved) continue;
             error = model_error(&other, &input, &output, 0, 16);
             CHECK(error > 3 * model_bound(spec.dtype), "choices %u: another %s differs by %.3g alone", i, names[n], error);
