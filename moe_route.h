@@ -297,7 +297,8 @@ typedef enum moe_route_gate_up_order {
     MOE_ROUTE_GATE_UP_NO_GATE = 2     /* rows 0 to I-1 are up */
 } moe_route_gate_up_order;
 
-/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|. A NaN stays one. */
+/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|; RELU2 is rounded once. A NaN
+   stays one. */
 typedef enum moe_route_activation {
     MOE_ROUTE_ACTIVATION_SILU = 0,      /* z / (1 + exp(-alpha * z)) */
     MOE_ROUTE_ACTIVATION_GELU_TANH = 1, /* z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z^3))) */
