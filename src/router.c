@@ -200,7 +200,12 @@ static moe_route_status moer_router_check(moe_route_context *context, const moe_
 }
 
 static moe_route_status moer_router_check_placement(moe_route_context *context, const moe_route_experts *from, moer_router *router) {
-    router->num_physical_experts = router->num_experts - router->num_skip_experts;
+    const uint32_t can_be_identity = router->num_experts - router->num_skip_experts;
+    if (from->num_identity_experts >= can_be_identity)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_identity_experts is %u; allowed is 0 to %u", (unsigned)from->num_identity_experts, (unsigned)can_be_identity - 1);
+    router->num_physical_experts = can_be_identity - from->num_identity_experts;
+    router->first_identity = router->num_physical_experts;
+    router->num_identity = from->first_expert == 0 ? from->num_identity_experts : 0;
     if (from->expert_map % 4 != 0) return moer_refuse(context, "experts.expert_map", from->expert_map, "an address that is a multiple of 4, or 0");
     if (from->expert_map != 0) {
         router->expert_map = from->expert_map;

@@ -74,6 +74,14 @@ static void compile_layers(compilation *c, moe_route_context *context) {
         snprintf(what, sizeof what, "layer %u", i);
         if (!small_size || layer_cases[i].in_small) compile_layer(c, context, &desc, what);
     }
+    for (i = 0; i < NUM_CASES(choice_cases); i++) {
+        model_describe(&choice_cases[i].spec, &desc);
+        desc.experts.gate_up.bias = desc.experts.down.bias = choice_cases[i].spec.bias_dtype != MOE_ROUTE_DTYPE_DEFAULT ? 256 : 0;
+        desc.max_tokens = 200;
+        desc.operations = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_COMBINE;
+        snprintf(what, sizeof what, "choices %u", i);
+        if (!small_size || choice_cases[i].in_small) compile_layer(c, context, &desc, what);
+    }
     for (i = 0; i < 2; i++) { /* the demo's layers */
         memset(&desc, 0, sizeof desc);
         desc.router.num_experts = 32;

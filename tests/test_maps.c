@@ -190,6 +190,49 @@ TEST(maps_are_optional_one_by_one) {
     moe_route_layer_destroy(layer);
 }
 
+/* Experts without weights have no place in maps, those of the router included. */
+TEST(maps_leave_identity_experts_out) {
+    enum { EXPERTS = 20, IDENTITY = 6, TOP_K = 4, MOST = 150 };
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    static int32_t ids[MOST * TOP_K];
+    static float logits[MOST * EXPERTS];
+    test_random random;
+    uint32_t n, i, given, identities = 0;
+    random_seed(&random, 4);
+    memset(&desc, 0, sizeof desc);
+    desc.router.num_experts = EXPERTS;
+    desc.router.top_k = TOP_K;
+    desc.experts.num_identity_experts = IDENTITY;
+    desc.max_tokens = MOST;
+    desc.operations = MOE_ROUTE_OPERATION_MAPS | MOE_ROUTE_OPERATION_ROUTE;
+    REQUIRE(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+    for (n = 0; n < 3; n++)
+        for (given = 0; given < 2; given++) {
+            const uint32_t num_tokens = n == 0 ? 1 : n == 1 ? 16 : MOST;
+            routing_input input;
+            routing_output output;
+            make_ids(&random, IDS_RANDOM, ids, num_tokens * TOP_K, EXPERTS);
+            for (i = 0; i < num_tokens * EXPERTS; i++) logits[i] = random_normal(&random);
+            memset(&input, 0, sizeof input);
+            input.num_tokens = num_tokens;
+            if (given) {
+                input.ids = ids;
+            } else {
+                input.logits = logits;
+                input.logits_size = (size_t)num_tokens * EXPERTS * 4;
+            }
+            input.maps = 1;
+            input.block_size = 8;
+            CHECK(routing_run(&device, layer, &desc.router, EXPERTS - IDENTITY, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
+            routing_check_maps(&output, 0, output.num_pairs, 8, given ? "identity experts among given ids" : "identity experts among routed ids");
+            for (i = 0; i < output.num_pairs; i++) identities += output.ids[i] >= EXPERTS - IDENTITY;
+            routing_output_free(&output);
+        }
+    CHECK(identities > 0, "no identity expert was chosen");
+    moe_route_layer_destroy(layer);
+}
+
 int main(int argc, char **argv) {
     const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
@@ -197,6 +240,7 @@ int main(int argc, char **argv) {
     if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
     RUN(maps_match_their_definition);
     RUN(maps_are_optional_one_by_one);
+    RUN(maps_leave_identity_experts_out);
     device_close(&device);
     return test_end();
 }
