@@ -13,11 +13,11 @@ LDLIBS = -lm -ldl -lpthread
 WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
-KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h scores.h select.h tile.h vector.h \
+KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h scores.h select.h formats.h packed.h values.h tile.h vector.h \
     route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c \
-    cpu_route.c cpu_maps.c cpu_experts.c layer.c sequence.c cpu_operations.c operations.c explain.c)
+    formats.c cpu_route.c cpu_maps.c cpu_formats.c cpu_experts.c layer.c sequence.c cpu_operations.c operations.c explain.c)
 
 all: moe_route.h
 
@@ -50,7 +50,7 @@ demo: build/demo
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
-DEVICE_TESTS = test_route test_maps test_layer
+DEVICE_TESTS = test_route test_maps test_layer test_formats
 HOST_TESTS = test_safetensors test_errors test_cache
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 

@@ -6,9 +6,8 @@
   h[r] = silu(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]
   out[r] = W[e] @ x + bias[e]                                          GATED 0: a tile is 16 rows, out [R, N]
 
-  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; BIAS (dtype,
-  0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the
-  arguments say (1), or by row (2); OUT_BY_PAIR: out is
+  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; BIAS (dtype, 0: none); OUT (dtype); K, slots a token;
+  X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2); OUT_BY_PAIR: out is
   indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.
   Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).
 */
@@ -23,7 +22,7 @@
 #define PARTIAL_STRIDE (TILE_TOKENS + 1)
 
 /* The weight row that is row `i` (0 to 15) of tile `tile`. Past the matrix: its last row, whose sums nobody uses. */
-DEVICE u32 weight_row(u32 tile, u32 i) {
+DEVICE u32 tile_row(u32 tile, u32 i) {
     u32 column = tile * TILE_COLUMNS + (GATED ? i & 7 : i);
     if (column >= COLUMNS) column = COLUMNS - 1;
     if (!GATED) return column;
@@ -49,8 +48,7 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
     const u32 d = distinct - OUT_BY_PAIR;
     if (d >= num_distinct) return;
     const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];
-    const u64 low_row = (u64)expert * ROWS + weight_row(tile, g), high_row = (u64)expert * ROWS + weight_row(tile, g + 8);
-    const u8 *low = (const u8 *)a.weights + low_row * ROW_BYTES, *high = (const u8 *)a.weights + high_row * ROW_BYTES;
+    const weight_row low = find_weight_row(a.weights, expert, tile_row(tile, g)), high = find_weight_row(a.weights, expert, tile_row(tile, g + 8));
 
     for (u32 base = first_row; base < end_row; base += TILE_TOKENS) {
         const u8 *x[ROW_BLOCKS];
@@ -66,7 +64,7 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
             }
         }
         float sums[ROW_BLOCKS][4];
-        multiply_tile<ROW_BLOCKS>(sums, low, high, a.scales, low_row, high_row, x, warp, WARPS);
+        multiply_tile<ROW_BLOCKS>(sums, low, high, x, warp, WARPS);
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; b++)
 #pragma unroll
@@ -79,11 +77,11 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
             if (row >= end_row || column >= COLUMNS) continue;
             float value = 0.0f;
             for (u32 w = 0; w < WARPS; w++) value = f32_add(value, partial[(w * 16 + c) * PARTIAL_STRIDE + token]);
-            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));
+            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c), BIAS));
             if (GATED) {
                 float up = 0.0f;
                 for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);
-                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));
+                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c + 8), BIAS));
                 value = f32_mul(f32_mul(value, moer_sigmoid(value)), up);
             }
             store_value(a.out, (u64)(OUT_BY_PAIR ? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);
