@@ -271,22 +271,64 @@ typedef struct moe_route_router {
    h is computed in f32 and rounded to the layer's dtype.
    -------------------------------------------------------------------------------------------------------------------- */
 
+/* How weights are stored. q is a weight's code; a scale belongs to a group of group_size consecutive inputs of a row, or to a
+   whole row, and the last group of a row may be shorter. In the 4-bit formats the even input of two has the low half of a
+   byte. Nothing is repacked: the kernels read these bytes. */
 typedef enum moe_route_format {
     MOE_ROUTE_FORMAT_NONE = 0,
     MOE_ROUTE_FORMAT_F32 = 1,
     MOE_ROUTE_FORMAT_F16 = 2,
     MOE_ROUTE_FORMAT_BF16 = 3,
-    MOE_ROUTE_FORMAT_INT8 = 4, /* two's complement, one a byte; value = q * scale */
-    MOE_ROUTE_FORMAT_INT4 = 5  /* two a byte, the even column in the low half; value = (q - 8) * scale. K must be even */
+    MOE_ROUTE_FORMAT_INT8 = 4,  /* a byte each; value = (q - zero point) * scale */
+    MOE_ROUTE_FORMAT_INT4 = 5,  /* two a byte; value = (q - zero point) * scale. K must be even */
+    MOE_ROUTE_FORMAT_FP8 = 6,   /* E4M3 (the variant without infinities), a byte each; value = q * scale */
+    MOE_ROUTE_FORMAT_MXFP4 = 7, /* E2M1, two a byte; a scale byte 2^(e - 127) for 32 inputs. K must be a multiple of 32 */
+    MOE_ROUTE_FORMAT_NVFP4 = 8  /* E2M1, two a byte; an E4M3 scale for 16 inputs; value = q * scale * global scale. K must be
+                                   a multiple of 16 */
 } moe_route_format;
 
-/* E matrices [N, K], each row holding the K inputs of one output column. */
+/* How INT8 and INT4 codes, and their zero points, stand for integers. */
+typedef enum moe_route_codes {
+    MOE_ROUTE_CODES_DEFAULT = 0, /* INT8: SIGNED; INT4: UNSIGNED */
+    MOE_ROUTE_CODES_UNSIGNED = 1,/* 0 to 255 or 15; without zero_points the zero point is 128 or 8 */
+    MOE_ROUTE_CODES_SIGNED = 2   /* two's complement; without zero_points the zero point is 0 */
+} moe_route_codes;
+
+typedef enum moe_route_global_scales {
+    MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT = 0, /* [E] */
+    MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR = 1, /* [1] */
+    MOE_ROUTE_GLOBAL_SCALES_PER_PART = 2    /* [E, 2], for an expert's gate and its up rows; gate_up alone */
+} moe_route_global_scales;
+
+/* E matrices [N, K], each row holding the K inputs of one output column. G = ceil(K / group_size), 1 where group_size is 0.
+
+   Where checkpoints store such matrices, and what to fill in:
+   - ONNX Runtime's QMoE, 4 bits: format INT4; data [E, N, K / 2] bytes, scales [E, N, G], zero points [E, N, ceil(G / 2)] as
+     they are. 8 bits: INT8 with codes UNSIGNED. Byte 0x7a holds 10 for the even input and 7 for the odd one: 2 and -1 times
+     the scale, or 4 and 1 with a zero point of 6.
+   - compressed-tensors, "pack-quantized", 4 bits: format INT4; weight_packed, int32 [N, K / 8] an expert, is the same bytes on
+     a little-endian machine: word 0x98765432 holds 2 to 9 in order, -6 to 1 times the scale. Its zero points are packed
+     along N: unpack them into [N, ceil(G / 2)]. "int-quantized", 8 bits: INT8, byte 0xff is -1 times the scale. NVFP4: pass the
+     reciprocal of weight_global_scale as the global scale.
+   - GPTQ: qweight is int32 [K / 8, N]. As [N, K / 8], which is a transposition of words, it is INT4: word 0x98765432 holds 2
+     to 9, the zero points taken from qzeros with 1 added where the checkpoint is of version 1. A reordering of inputs (g_idx)
+     isn't supported.
+   - GPT-OSS: format MXFP4; blocks [E, N, K / 32, 16] are data, scales [E, N, K / 32] are scales, as they are. Byte 0x52 holds
+     code 2, which is 1, and code 5, which is 3.
+   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)]. */
 typedef struct moe_route_weights {
     moe_route_format format;
     moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
-    moe_route_address scales;     /* INT8, INT4: [E, N, ceil(K / group_size)] */
-    moe_route_dtype scales_dtype; /* default F16 */
-    uint32_t group_size;          /* inputs that share a scale: 32, 64 or 128 and a divisor of K; 0: one scale a row */
+    moe_route_address scales;     /* INT8, INT4: [E, N, G]. FP8: [E, ceil(N / group_rows), G]. MXFP4, NVFP4: bytes [E, N, G] */
+    moe_route_dtype scales_dtype; /* INT8, INT4, FP8; default F16, with FP8 F32 */
+    uint32_t group_size;          /* INT8, INT4: 16, 32, 64 or 128, or 0 for one scale a row. FP8: 128 or 0. MXFP4: 32.
+                                     NVFP4: 16. The last two may be left 0 */
+    uint32_t group_rows;          /* rows that share a scale: 1 (default), or 128 with FP8 and a group_size of 128 */
+    moe_route_codes codes;        /* INT8, INT4 */
+    moe_route_address zero_points;/* INT8: bytes [E, N, G], or 0. INT4: bytes [E, N, ceil(G / 2)], that of an even group in the
+                                     low half, or 0 */
+    moe_route_address global_scales; /* NVFP4: f32, or 0 for 1 */
+    moe_route_global_scales global_scales_shape;
     moe_route_address bias;       /* [E, N], or 0 */
     moe_route_dtype bias_dtype;   /* default: the dtype of the activations */
 } moe_route_weights;
@@ -653,10 +695,17 @@ typedef struct moer_maps_args {
     unsigned int num_blocks;
 } moer_maps_args;
 
+/* The matrices [N, K] of the local experts, as moe_route_weights describes them; null where the format has none. */
+typedef struct moer_weights_args {
+    MOER_ADDRESS(const void) data;
+    MOER_ADDRESS(const void) scales;
+    MOER_ADDRESS(const void) zero_points;
+    MOER_ADDRESS(const float) global_scales;
+} moer_weights_args;
+
 /* matmul.cu: one expert weight matrix times the rows that chose the expert */
 typedef struct moer_matmul_args {
-    MOER_ADDRESS(const void) weights;          /* [E_local, N, K] */
-    MOER_ADDRESS(const void) scales;           /* [E_local, N, K / group] */
+    moer_weights_args weights;
     MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */
     MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */
     MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */
@@ -683,8 +732,7 @@ typedef struct moer_epilogue {
 
 /* down.cu: the down matmul of a small batch, combined */
 typedef struct moer_down_args {
-    MOER_ADDRESS(const void) weights;          /* [E_local, H, I] */
-    MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */
+    moer_weights_args weights;                 /* N = H, K = I */
     MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */
     MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */
     MOER_ADDRESS(const void) router_weights;   /* [T, k] */
@@ -1076,12 +1124,41 @@ typedef struct moer_router {
     uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
+typedef enum moer_scales { /* how a scale is stored; the first three as moe_route_dtype */
+    MOER_SCALES_F32 = 1,
+    MOER_SCALES_F16 = 2,
+    MOER_SCALES_BF16 = 3,
+    MOER_SCALES_E8M0 = 4,
+    MOER_SCALES_E4M3 = 5
+} moer_scales;
+
+typedef enum moer_global { /* which of the global scales a row has */
+    MOER_GLOBAL_NONE = 0,
+    MOER_GLOBAL_PER_TENSOR = 1,
+    MOER_GLOBAL_PER_EXPERT = 2,
+    MOER_GLOBAL_PER_HALF = 3,   /* [E, 2]: of the first rows / 2 rows, and of the others */
+    MOER_GLOBAL_INTERLEAVED = 4 /* [E, 2]: of the even rows, and of the odd ones */
+} moer_global;
+
 typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_format format; /* NONE: the layer doesn't have it */
-    uint32_t rows, inner, group_size, num_groups;
-    moe_route_address data, scales, bias;
-    moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
+    uint32_t rows, inner, group_size, group_rows, num_groups;
+    moe_route_address data, scales, zero_points, global_scales, bias;
+    moer_scales scales_kind;
+    moer_global global;
+    int signed_codes;
+    moe_route_dtype bias_dtype; /* DEFAULT without a bias */
 } moer_matrix;
+
+/* ---- formats.c: the sizes of a matrix in its format ---- */
+static int moer_is_quantized(moe_route_format format);
+static unsigned moer_format_bits(moe_route_format format); /* of one weight; 0: no such format */
+static size_t moer_scale_size(moer_scales kind);
+static size_t moer_row_bytes(const moer_matrix *matrix);            /* of data */
+static size_t moer_scale_row_bytes(const moer_matrix *matrix);      /* of scales, for one row or group_rows rows; 0: none */
+static size_t moer_zero_point_row_bytes(const moer_matrix *matrix); /* where they are given */
+static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* of one expert, with scales and zero points */
+static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile.h cuts a row into */
 
 #define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
@@ -1155,6 +1232,8 @@ static float moer_load_value(const void *array, size_t index, moe_route_dtype dt
 static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value);
 /* Ids and weights of all tokens, and of the shared experts; the latter two may be 0. */
 static void moer_cpu_topk(const moer_router *router, const moer_routing *routing, uint32_t num_tokens, uint32_t num_valid);
+/* One row of a matrix as numbers. */
+static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t row, float *values);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
 
@@ -1379,16 +1458,23 @@ static const char *const moer_source_1[] = { /* args.h */
     "    unsigned int num_blocks;\n"
     "} moer_maps_args;\n"
     "\n"
+    "/* The matrices [N, K] of the local experts, as moe_route_weights describes them; null where the format has none. */\n"
+    "typedef struct moer_weights_args {\n"
+    "    MOER_ADDRESS(const void) data;\n"
+    "    MOER_ADDRESS(const void) scales;\n"
+    "    MOER_ADDRESS(const void) zero_points;\n"
+    "    MOER_ADDRESS(const float) global_scales;\n"
+    "} moer_weights_args;\n"
+    "\n"
     "/* matmul.cu: one expert weight matrix times the rows that chose the expert */\n"
     "typedef struct moer_matmul_args {\n"
-    "    MOER_ADDRESS(const void) weights;          /* [E_local, N, K] */\n"
-    "    MOER_ADDRESS(const void) scales;           /* [E_local, N, K / group] */\n"
+    "    moer_weights_args weights;\n"
     "    MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */\n"
-    "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n"
+    "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n",
     "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
     "    MOER_ADDRESS(const int) distinct_experts;\n"
     "    MOER_ADDRESS(const int) distinct_offsets;\n"
-    "    MOER_ADDRESS(const int) distinct_count;\n",
+    "    MOER_ADDRESS(const int) distinct_count;\n"
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
     "    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */\n"
@@ -1409,8 +1495,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "\n"
     "/* down.cu: the down matmul of a small batch, combined */\n"
     "typedef struct moer_down_args {\n"
-    "    MOER_ADDRESS(const void) weights;          /* [E_local, H, I] */\n"
-    "    MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */\n"
+    "    moer_weights_args weights;                 /* N = H, K = I */\n"
     "    MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */\n"
     "    MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */\n"
     "    MOER_ADDRESS(const void) router_weights;   /* [T, k] */\n"
@@ -2046,44 +2131,259 @@ static const char *const moer_source_6[] = { /* select.h */
     "    return chosen;\n"
     "}\n",
     NULL};
-static const char *const moer_source_7[] = { /* tile.h */
+static const char *const moer_source_7[] = { /* formats.h */
     "/*\n"
-    "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
-    "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
-    "  happens to the sums, belongs to the kernels.\n"
-    "\n"
-    "  Constants: FORMAT (weights) and X (dtype of the activations), values as in moe_route.h; INNER, the length K of a row;\n"
-    "  GROUP, inputs that share a scale, 0: one scale a row; SCALES (dtype); WEIGHT_ALIGN and X_ALIGN, bytes that every row's\n"
-    "  start is known to be aligned to, at most 16.\n"
-    "\n"
-    "  Lane 4g + t holds weight rows g and g + 8, and the activations of token g. K is cut into steps of 4 * LANE_VALUES; in a\n"
-    "  step lane t takes LANE_VALUES consecutive inputs of its rows and of its token: one 16-byte load of weights where the\n"
-    "  group is long enough. Any order of K is right as long as weights and activations agree, and this one needs no exchange\n"
-    "  between lanes. A step never crosses a group: integers are multiplied as they are, exact in f16 and bf16, and the f32 sum\n"
-    "  of the step is scaled. So the only rounding is that of the f32 sums.\n"
-    "\n"
-    "  Activations in f16 or bf16 are multiplied on tensor cores, with weights in the same type. Otherwise (f32 on either side,\n"
-    "  or f16 against bf16) f32 multiply-adds on the same lane layout take their place.\n"
+    "  formats.h: what the bytes of a weight format mean, as far as kernels and CPU backend say it in the same words: the small\n"
+    "  floats that serve as scales and weights, and the packed scales of GGUF's blocks. Plain C on values and 32-bit words; who\n"
+    "  loads them, and how weights are spread over lanes, belongs to packed.h, gguf.h and cpu_formats.c.\n"
     "*/\n"
-    "#define FORMAT_F32 1\n"
-    "#define FORMAT_F16 2\n"
-    "#define FORMAT_BF16 3\n"
-    "#define FORMAT_INT8 4\n"
-    "#define FORMAT_INT4 5\n"
+    "#ifndef MOER_FORMATS\n"
+    "#define MOER_FORMATS\n"
+    "#ifdef MOER_HOST\n"
+    "#define MOER_FORMAT_FUNCTION static\n"
+    "#else\n"
+    "#define MOER_FORMAT_FUNCTION DEVICE\n"
+    "#define moer_f32_from_bits f32_from_bits\n"
+    "#endif\n"
+    "\n"
+    "/* E8M0: 2^(e - 127); 255 is NaN. */\n"
+    "MOER_FORMAT_FUNCTION float moer_e8m0(unsigned int e) {\n"
+    "    return moer_f32_from_bits(e == 255u \? 0x7fc00000u : e == 0u \? 0x00400000u : e << 23);\n"
+    "}\n"
+    "\n"
+    "/* E4M3: sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinities, all ones is NaN. */\n"
+    "MOER_FORMAT_FUNCTION float moer_e4m3(unsigned int code) {\n"
+    "    const unsigned int magnitude = code & 127u, sign = (code & 128u) << 24;\n"
+    "    float value;\n"
+    "    if (magnitude == 127u) return moer_f32_from_bits(0x7fc00000u | sign);\n"
+    "    value = magnitude < 8u \? (float)magnitude * (1.0f / 512.0f) : moer_f32_from_bits((magnitude << 20) + (120u << 23));\n"
+    "    return sign != 0u \? -value : value;\n"
+    "}\n"
+    "#endif\n",
+    NULL};
+static const char *const moer_source_8[] = { /* packed.h */
+    "/*\n"
+    "  packed.h: weights in rows of equally wide codes, with scales and zero points in arrays of their own: F32, F16, BF16, INT8,\n"
+    "  INT4, FP8, MXFP4, NVFP4. What a lane loads of a row in one step of tile.h, and how it becomes pairs of 16-bit floats.\n"
+    "\n"
+    "  A step is 64 bytes of a row; lane t loads bytes 16t to 16t + 15. Where a group is longer than a step, or a row has one\n"
+    "  scale, that is all. Shorter groups: a matrix fragment adds up what four lanes hold, which then has to belong to one group.\n"
+    "  So the four lanes exchange words until each holds a fourth of every group (a \"sub\") of the step.\n"
+    "\n"
+    "  Constants, beside tile.h's: GROUP, inputs that share a scale, 0: one scale a row; GROUP_ROWS, rows that share a scale;\n"
+    "  SCALES, dtype of the scales, also E8M0 and E4M3; SCALE_ALIGN, bytes that the scales of every row are aligned to;\n"
+    "  ZERO_POINTS, 1: given, in the form of the codes; SIGNED, 1: codes and zero points are two's complement; GLOBAL, a global\n"
+    "  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4).\n"
+    "*/\n"
+    "#include \"formats.h\"\n"
+    "\n"
+    "#define SCALES_E8M0 4\n"
+    "#define SCALES_E4M3 5\n"
+    "\n"
+    "#define WEIGHT_BITS (FORMAT == FORMAT_F32 \? 32 : FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16 \? 16 : FORMAT == FORMAT_INT8 || FORMAT == FORMAT_FP8 \? 8 : 4)\n"
+    "#define QUANTIZED (WEIGHT_BITS <= 8)\n"
+    "#define FOUR_BIT_FLOATS (FORMAT == FORMAT_MXFP4 || FORMAT == FORMAT_NVFP4)\n"
+    "#define LANE_VALUES (128 / WEIGHT_BITS)\n"
+    "#define SUBS (GROUP != 0 && GROUP / 4 < LANE_VALUES \? LANE_VALUES * 4 / GROUP : 1)\n"
+    "#define LANE_SUB (LANE_VALUES / SUBS)\n"
+    "#define LANE_RUN LANE_SUB\n"
+    "#define SUB_HAS_SCALE (GROUP != 0)\n"
+    "#define SUB_HAS_MIN 0\n"
+    "#define PAIR_ORDER (WEIGHT_BITS != 4 \? PAIRS_LINEAR : LANE_SUB == 4 \? PAIRS_OF_4 : PAIRS_OF_8)\n"
+    "#define CHUNK_WORDS (4 + (GROUP != 0 \? (SUBS * SCALE_BYTES + 3) / 4 : 0) + ZERO_POINTS)\n"
+    "#define CHUNKS_AHEAD (CHUNK_WORDS <= 6 \? 4 : CHUNK_WORDS <= 8 \? 3 : 2)\n"
+    "\n"
+    "#define NUM_GROUPS (GROUP != 0 \? (INNER + GROUP - 1) / (GROUP != 0 \? GROUP : 1) : 1)\n"
+    "#define SCALE_ROWS ((ROWS + GROUP_ROWS - 1) / GROUP_ROWS)\n"
+    "#define SCALE_BYTES (SCALES == DTYPE_F32 \? 4 : SCALES == SCALES_E8M0 || SCALES == SCALES_E4M3 \? 1 : 2)\n"
+    "#define ROW_BYTES ((u64)INNER * WEIGHT_BITS / 8)\n"
+    "#define ZERO_POINT_ROW_BYTES (WEIGHT_BITS == 4 \? (NUM_GROUPS + 1) / 2 : NUM_GROUPS)\n"
+    "/* In unsigned codes, without zero points. */\n"
+    "#define USUAL_ZERO_POINT (WEIGHT_BITS == 4 \? 8u : 128u)\n"
+    "\n"
+    "struct weight_row {\n"
+    "    const u8 *data, *scales, *zero_points;\n"
+    "    const float *global_scale;\n"
+    "};\n"
+    "\n"
+    "DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 row) {\n"
+    "    const u64 index = (u64)expert * ROWS + row;\n"
+    "    weight_row r;\n"
+    "    r.data = (const u8 *)w.data + index * ROW_BYTES;\n"
+    "    r.scales = (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES;\n"
+    "    r.zero_points = (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES;\n"
+    "    r.global_scale = w.global_scales + (GLOBAL < 2 \? 0 : GLOBAL == 2 \? expert : expert * 2 + (GLOBAL == 3 \? row >= ROWS / 2 : row % 2));\n"
+    "    return r;\n"
+    "}\n"
+    "\n"
+    "/* A lane's part of a row's step, as it lies in memory. */\n"
+    "struct weight_chunk {\n"
+    "    u32 word[4];\n"
+    "    u32 scale[(SUBS * SCALE_BYTES + 3) / 4];\n"
+    "    u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */\n"
+    "};\n"
+    "\n"
+    "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {\n"
+    "    const u32 at = step * 64 + (lane_index() & 3) * 16; /* bytes from the row's start */\n"
+    "    weight_chunk c;\n"
+    "    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, at < ROW_BYTES \? (u32)ROW_BYTES - at : 0);\n"
+    "    if (GROUP != 0) {\n"
+    "        const u32 group = SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
+    "        load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES \? SCALE_ALIGN : SUBS * SCALE_BYTES)>(\n"
+    "            c.scale, row.scales + group * SCALE_BYTES, group < NUM_GROUPS \? (NUM_GROUPS - group) * SCALE_BYTES : 0);\n"
+    "    }\n"
+    "    if (ZERO_POINTS) {\n",
+    "        const u32 group = GROUP == 0 \? 0 : SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
+    "        const u32 first = WEIGHT_BITS == 4 \? group / 2 : group;\n"
+    "        load_weights<(WEIGHT_BITS == 4 \? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES \? ZERO_POINT_ROW_BYTES - first : 0);\n"
+    "        if (WEIGHT_BITS == 4 && SUBS == 1) c.zero_point[0] >>= group % 2 * 4;\n"
+    "        if (SIGNED) c.zero_point[0] ^= WEIGHT_BITS == 4 \? 0x88888888u : 0x80808080u;\n"
+    "    }\n"
+    "    return c;\n"
+    "}\n"
+    "\n"
+    "/* The fourth of a group that lane t has after arrange_weight_chunk. */\n"
+    "DEVICE u32 lane_quarter() {\n"
+    "    const u32 t = lane_index() & 3;\n"
+    "    return SUBS == 2 || SUBS == 8 \? (t >> 1) | (t & 1) << 1 : t;\n"
+    "}\n"
+    "\n"
+    "/* Gives every lane its fourth of each sub: SUBS 2: sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n"
+    "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
+    "    if (SUBS == 2) {\n"
+    "        exchange_words<2>(c.word[0], c.word[2]);\n"
+    "        exchange_words<2>(c.word[1], c.word[3]);\n"
+    "    } else if (SUBS > 2) {\n"
+    "        exchange_words<1>(c.word[0], c.word[1]);\n"
+    "        exchange_words<1>(c.word[2], c.word[3]);\n"
+    "        exchange_words<2>(c.word[0], c.word[2]);\n"
+    "        exchange_words<2>(c.word[1], c.word[3]);\n"
+    "    }\n"
+    "    if (SUBS == 8) {\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 4; i += 2) { /* lanes 0 and 1 hold even subs, 2 and 3 odd ones: the same again, in halves of words */\n"
+    "            u32 low = select_bytes(c.word[i], c.word[i + 1], 0x5410), high = select_bytes(c.word[i], c.word[i + 1], 0x7632);\n"
+    "            exchange_words<2>(low, high);\n"
+    "            c.word[i] = select_bytes(low, high, 0x5410);\n"
+    "            c.word[i + 1] = select_bytes(low, high, 0x7632);\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "DEVICE float sub_scale(const weight_chunk &c, u32, u32 sub) {\n"
+    "    const u32 word = c.scale[sub * SCALE_BYTES / 4] >> (sub * SCALE_BYTES % 4 * 8);\n"
+    "    if (SCALES == DTYPE_F32) return f32_from_bits(word);\n"
+    "    if (SCALES == SCALES_E8M0) return moer_e8m0(word & 255);\n"
+    "    if (SCALES == SCALES_E4M3) return moer_e4m3(word & 255);\n"
+    "    return SCALES == DTYPE_F16 \? f16_to_f32((u16)word) : bf16_to_f32((u16)word);\n"
+    "}\n"
+    "\n"
+    "DEVICE float sub_min(const weight_chunk &, u32, u32) { return 0.0f; }\n"
+    "\n"
+    "/* What every weight of a row is multiplied by, once the sum is there. */\n"
+    "DEVICE float row_scale(const weight_row &row) {\n"
+    "    if (GLOBAL) return load_value(row.global_scale, 0, DTYPE_F32);\n"
+    "    return QUANTIZED && GROUP == 0 \? load_value(row.scales, 0, SCALES) : 1.0f;\n"
+    "}\n"
+    "\n"
+    "#if FORMAT == FORMAT_F32 || FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16\n"
+    "\n"
+    "/* The pairs are those of memory. */\n"
+    "DEVICE void unpack_sub(const weight_chunk &c, u32, u32, u32 (&pair)[LANE_SUB / 2]) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_SUB / 2; i++) pair[i] = c.word[i];\n"
+    "}\n"
+    "\n"
+    "DEVICE void unpack_sub_values(const weight_chunk &c, u32, u32, float (&value)[LANE_SUB]) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_SUB; i++) {\n"
+    "        if (FORMAT == FORMAT_F32) value[i] = f32_from_bits(c.word[i % 4]);\n"
+    "        else value[i] = FORMAT == FORMAT_F16 \? f16_to_f32((u16)(c.word[i / 2 % 4] >> (16 * (i % 2)))) : bf16_to_f32((u16)(c.word[i / 2 % 4] >> (16 * (i % 2))));\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "#else\n"
+    "\n"
+    "/* Two codes of four bits, one in the low bits of each half of `codes`, as floats. They stand in the mantissa of 1024 (f16)\n"
+    "   or 128 (bf16), from which 1024 or 128 and the zero point are taken away: exact. */\n"
+    "DEVICE u32 int4_pair(u32 codes, u32 zero_point) {\n"
+    "    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x000f000fu) | 0x64006400u, zero_point * 0x10001u + 0x64006400u);\n"
+    "    return bf162_fma((codes & 0x000f000fu) | 0x43004300u, 0x3f803f80u, zero_point * 0x10001u + 0xc300c300u);\n"
+    "}\n"
+    "\n"
+    "/* The same for the bits above those: in f16 they can stay where they are, as 1024 + 16 q, and are divided by 16. */\n"
+    "DEVICE u32 int4_upper_pair(u32 codes, u32 zero_point) {\n",
+    "    if (DECODE == DTYPE_F16) return half2_fma((codes & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);\n"
+    "    return int4_pair(codes >> 4, zero_point);\n"
+    "}\n"
+    "\n"
+    "/* E2M1: the exponent is put where a 16-bit float has its own, then corrected by a power of two. Subnormals come out right. */\n"
+    "DEVICE u32 fp4_pair(u32 codes) {\n"
+    "    const u32 sign = (codes << 12) & 0x80008000u;\n"
+    "    if (DECODE == DTYPE_F16) return half2_fma(sign | ((codes << 9) & 0x0e000e00u), 0x74007400u, 0x80008000u); /* * 2^14 */\n"
+    "    return bf162_fma(sign | ((codes << 6) & 0x01c001c0u), 0x7e807e80u, 0x80008000u);                          /* * 2^126 */\n"
+    "}\n"
+    "\n"
+    "/* E4M3 likewise; the code is the upper byte of each half. All ones would come out as 480, and become NaN. */\n"
+    "DEVICE u32 fp8_pair(u32 codes) {\n"
+    "    const u32 sign = codes & 0x80008000u;\n"
+    "    const u32 all_ones = ((codes & 0x7f007f00u) + 0x01000100u) & 0x80008000u;\n"
+    "    const u32 pair = DECODE == DTYPE_F16 \? half2_fma(sign | ((codes >> 1) & 0x3f803f80u), 0x5c005c00u, 0x80008000u)  /* * 2^8 */\n"
+    "                                         : bf162_fma(sign | ((codes >> 4) & 0x07f007f0u), 0x7b807b80u, 0x80008000u); /* * 2^120 */\n"
+    "    return pair | (all_ones - (all_ones >> 15));\n"
+    "}\n"
+    "\n"
+    "/* The lane's weights of sub `sub` as pairs of 16-bit floats of type DECODE, in the order PAIR_ORDER. */\n"
+    "DEVICE void unpack_sub(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
+    "    u32 zero_point = USUAL_ZERO_POINT;\n"
+    "    if (ZERO_POINTS) zero_point = WEIGHT_BITS == 4 \? (c.zero_point[0] >> (4 * sub)) & 15u : (c.zero_point[0] >> (8 * sub)) & 255u;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < (LANE_SUB * WEIGHT_BITS + 31) / 32; i++) {\n"
+    "        u32 w = c.word[LANE_SUB * WEIGHT_BITS < 32 \? sub / 2 : sub * (LANE_SUB * WEIGHT_BITS / 32) + i];\n"
+    "#if FORMAT == FORMAT_INT8\n"
+    "        if (SIGNED) w ^= 0x80808080u;\n"
+    "        if (DECODE == DTYPE_F16) {\n"
+    "            pair[i * 2 + 0] = half2_sub(select_bytes(w, 0x64646464u, 0x4140), zero_point * 0x10001u + 0x64006400u);\n"
+    "            pair[i * 2 + 1] = half2_sub(select_bytes(w, 0x64646464u, 0x4342), zero_point * 0x10001u + 0x64006400u);\n"
+    "        } else { /* through the mantissa of 2^23: bf16 has no room for eight bits and the one before them */\n"
+    "            float q[4];\n"
+    "#pragma unroll\n"
+    "            for (u32 j = 0; j < 4; j++) q[j] = f32_add(f32_from_bits(select_bytes(w, 0x4b000000u, 0x7440u + j)), f32_from_bits(0xcb000000u + zero_point));\n"
+    "            pair[i * 2 + 0] = f32_to_bf162(q[0], q[1]);\n"
+    "            pair[i * 2 + 1] = f32_to_bf162(q[2], q[3]);\n"
+    "        }\n"
+    "#elif FORMAT == FORMAT_FP8\n"
+    "        pair[i * 2 + 0] = fp8_pair(select_bytes(w, 0, 0x1404));\n"
+    "        pair[i * 2 + 1] = fp8_pair(select_bytes(w, 0, 0x3424));\n"
+    "#else\n"
+    "        if (SIGNED) w ^= 0x88888888u;\n"
+    "        if (LANE_SUB == 4) { /* the four nibbles of two bytes, a byte in each half: pairs (0, 2) and (1, 3) */\n"
+    "            w = select_bytes(w, 0, sub % 2 == 0 \? 0x4140 : 0x4342);\n"
+    "            pair[0] = FOUR_BIT_FLOATS \? fp4_pair(w) : int4_pair(w, zero_point);\n"
+    "            pair[1] = FOUR_BIT_FLOATS \? fp4_pair(w >> 4) : int4_upper_pair(w, zero_point);\n"
+    "        } else { /* eight nibbles: pairs (0, 4), (1, 5), (2, 6), (3, 7) */\n"
+    "#pragma unroll\n"
+    "            for (u32 j = 0; j < 4; j += 2) {\n"
+    "                pair[(i * 4 + j) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS \? fp4_pair(w >> (4 * j)) : int4_pair(w >> (4 * j), zero_point);\n"
+    "                pair[(i * 4 + j + 1) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS \? fp4_pair(w >> (4 * j + 4)) : int4_upper_pair(w >> (4 * j), zero_point);\n"
+    "            }\n"
+    "        }\n"
+    "#endif\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "#endif\n",
+    NULL};
+static const char *const moer_source_9[] = { /* values.h */
+    "/*\n"
+    "  values.h: single numbers of the three dtypes in global memory. Several at once belong to vector.h, quantized weights to\n"
+    "  packed.h and gguf.h.\n"
+    "*/\n"
+    "#ifndef MOER_VALUES\n"
+    "#define MOER_VALUES\n"
     "#define DTYPE_F32 1\n"
     "#define DTYPE_F16 2\n"
     "#define DTYPE_BF16 3\n"
-    "\n"
-    "#define WEIGHT_BITS (FORMAT == FORMAT_F32 \? 32 : FORMAT == FORMAT_INT8 \? 8 : FORMAT == FORMAT_INT4 \? 4 : 16)\n"
-    "#define X_BYTES (X == DTYPE_F32 \? 4 : 2)\n"
-    "#define QUANTIZED (FORMAT == FORMAT_INT8 || FORMAT == FORMAT_INT4)\n"
-    "#define TENSOR_CORES (X != DTYPE_F32 && FORMAT != FORMAT_F32 && (QUANTIZED || FORMAT == X))\n"
-    "#define LANE_VALUES (GROUP != 0 && GROUP / 4 < 128 / WEIGHT_BITS \? GROUP / 4 : 128 / WEIGHT_BITS)\n"
-    "#define LANE_BYTES (LANE_VALUES * WEIGHT_BITS / 8)\n"
-    "#define STEP (4 * LANE_VALUES)\n"
-    "#define NUM_STEPS ((INNER + STEP - 1) / STEP)\n"
-    "#define NUM_GROUPS (GROUP != 0 \? INNER / GROUP : 1)\n"
-    "#define ROW_BYTES ((u64)INNER * WEIGHT_BITS / 8)\n"
     "\n"
     "DEVICE float load_value(const void *array, u64 index, int dtype) {\n"
     "    if (dtype == DTYPE_F32) return f32_from_bits(load_4((const u32 *)array + index));\n"
@@ -2095,171 +2395,210 @@ static const char *const moer_source_7[] = { /* tile.h */
     "    if (dtype == DTYPE_F32) ((float *)array)[index] = value;\n"
     "    else ((u16 *)array)[index] = dtype == DTYPE_F16 \? f32_to_f16(value) : f32_to_bf16(value);\n"
     "}\n"
+    "#endif\n",
+    NULL};
+static const char *const moer_source_10[] = { /* tile.h */
+    "/*\n"
+    "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
+    "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
+    "  happens to the sums, belongs to the kernels; what the bytes of a format mean, to packed.h and gguf.h.\n"
     "\n"
-    "/* LANE_BYTES of weights, as they lie in memory. */\n"
-    "struct weight_chunk { u32 word[(LANE_BYTES + 3) / 4]; };\n"
+    "  Constants: FORMAT (weights) and X (dtype of the activations), values as in moe_route.h; ROWS, the number N of rows of a\n"
+    "  matrix; INNER, the length K of a row; WEIGHT_ALIGN and X_ALIGN, bytes that every row's start is known to be aligned to, at\n"
+    "  most 16; and those of packed.h.\n"
     "\n"
-    "/* Inputs k to k + LANE_VALUES - 1 of a row; zero bits for those past the row's end. */\n"
-    "DEVICE weight_chunk load_weight_chunk(const u8 *row, u32 k) {\n"
-    "    weight_chunk c;\n"
+    "  Lane 4g + t holds weight rows g and g + 8, and the activations of token g. K is cut into steps; in a step lane t takes\n"
+    "  LANE_VALUES inputs of its rows and of its token, in SUBS subs of LANE_SUB values with one scale each. A sub is a fourth of\n"
+    "  4 * LANE_SUB consecutive inputs: pieces of LANE_RUN inputs, so that each lane's pieces lie beside those of the others. Any\n"
+    "  order of K is right as long as weights and activations agree. Integers and small floats are multiplied as they are, exact\n"
+    "  in f16 and bf16, and the f32 sum of a sub is scaled. So the only rounding is that of the f32 sums.\n"
+    "\n"
+    "  Activations in f16 or bf16 are multiplied on tensor cores, with weights in the same type. Otherwise (f32 on either side,\n"
+    "  or f16 against bf16) f32 multiply-adds on the same lane layout take their place.\n"
+    "\n"
+    "  A format's header says for a lane: load_weight_chunk, what it loads of a row in a step; arrange_weight_chunk, the exchange\n"
+    "  with the three other lanes of the row; unpack_sub, a sub as pairs of floats in the order PAIR_ORDER; sub_scale and\n"
+    "  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row.\n"
+    "*/\n"
+    "#include \"values.h\"\n"
+    "\n"
+    "#define FORMAT_F32 1\n"
+    "#define FORMAT_F16 2\n"
+    "#define FORMAT_BF16 3\n"
+    "#define FORMAT_INT8 4\n"
+    "#define FORMAT_INT4 5\n"
+    "#define FORMAT_FP8 6\n"
+    "#define FORMAT_MXFP4 7\n"
+    "#define FORMAT_NVFP4 8\n"
+    "\n"
+    "/* Which two of a sub's values make a pair. */\n"
+    "#define PAIRS_LINEAR 0 /* (0, 1), (2, 3), ... */\n"
+    "#define PAIRS_OF_4 1   /* (0, 2), (1, 3) of each 4 */\n"
+    "#define PAIRS_OF_8 2   /* (0, 4), (1, 5), (2, 6), (3, 7) of each 8 */\n"
+    "\n"
+    "#define X_BYTES (X == DTYPE_F32 \? 4 : 2)\n"
+    "#define TENSOR_CORES (X != DTYPE_F32 && FORMAT != FORMAT_F32 && (FORMAT > FORMAT_BF16 || FORMAT == X))\n"
+    "#define DECODE (X == DTYPE_BF16 \? DTYPE_BF16 : DTYPE_F16) /* what codes are unpacked to */\n"
+    "#define STEP (4 * LANE_VALUES)\n"
+    "#define NUM_STEPS ((INNER + STEP - 1) / STEP)\n"
+    "\n"
+    "/* BYTES bytes of weights from `p` on, a power of two up to 16, of which the row has `left`; zero bits for the others. */\n"
+    "template <u32 BYTES, u32 ALIGN, u32 WORDS>\n"
+    "DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {\n"
+    "    static_assert((BYTES + 3) / 4 <= WORDS, \"room for the bytes\");\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < (LANE_BYTES + 3) / 4; i++) c.word[i] = 0;\n"
-    "    if (k >= INNER) return c;\n"
-    "    const u8 *p = row + (u64)k * WEIGHT_BITS / 8;\n"
-    "    if (k + LANE_VALUES <= INNER && WEIGHT_ALIGN >= 4) {\n"
-    "        if (LANE_BYTES == 16 && WEIGHT_ALIGN == 16) {\n"
+    "    for (u32 i = 0; i < WORDS; i++) word[i] = 0;\n"
+    "    if (ALIGN >= (BYTES < 4 \? BYTES : 4) && left >= BYTES) {\n"
+    "        if (BYTES % 16 == 0 && ALIGN >= 16) {\n"
     "            const u32x4 v = load_weights_16(p);\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < LANE_BYTES / 4; i++) c.word[i] = v.v[i & 3];\n"
-    "        } else if (LANE_BYTES % 8 == 0 && WEIGHT_ALIGN >= 8) {\n"
+    "            for (u32 i = 0; i < 4; i++) word[i % WORDS] = v.v[i];\n"
+    "        } else if (BYTES % 8 == 0 && ALIGN >= 8) {\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < LANE_BYTES / 8; i++) {\n"
+    "            for (u32 i = 0; i < BYTES / 8; i++) {\n"
     "                const u32x2 v = load_weights_8(p + i * 8);\n"
-    "                c.word[i * 2] = v.v[0];\n"
-    "                c.word[i * 2 + 1] = v.v[1];\n"
+    "                word[i * 2 % WORDS] = v.v[0];\n"
+    "                word[(i * 2 + 1) % WORDS] = v.v[1];\n"
     "            }\n"
+    "        } else if (BYTES % 4 == 0) {\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < BYTES / 4; i++) word[i] = load_weights_4(p + i * 4);\n"
     "        } else {\n"
-    "#pragma unroll\n"
-    "            for (u32 i = 0; i < LANE_BYTES / 4; i++) c.word[i] = load_weights_4(p + i * 4);\n"
+    "            word[0] = BYTES == 2 \? (u32)load_2(p) : (u32)load_1(p);\n"
     "        }\n"
-    "    } else { /* rows of odd sizes, and the end of a row */\n",
-    "        const u32 left = (u32)(((u64)(INNER - k) * WEIGHT_BITS + 7) / 8);\n"
+    "    } else if (ALIGN == 2 && BYTES % 2 == 0 && left >= BYTES) {\n"
     "#pragma unroll\n"
-    "        for (u32 i = 0; i < LANE_BYTES; i++)\n"
-    "            if (i < left) c.word[i / 4] |= (u32)load_1(p + i) << (8 * (i % 4));\n"
+    "        for (u32 i = 0; i < BYTES / 2; i++) word[i / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));\n"
+    "    } else { /* rows of odd sizes, and the end of a row */\n",
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < BYTES; i++)\n"
+    "            if (i < left) word[i / 4] |= (u32)load_1(p + i) << (8 * (i % 4));\n"
     "    }\n"
-    "    return c;\n"
     "}\n"
     "\n"
-    "DEVICE float load_scale(const void *scales, u64 row, u32 step) {\n"
-    "    return load_value(scales, row * NUM_GROUPS + (GROUP != 0 \? step * STEP / (GROUP != 0 \? GROUP : 1) : 0), SCALES);\n"
+    "/* Between lanes t and t ^ MASK: the lower one gets the other's first word as its second, and gives its second as the other's\n"
+    "   first. */\n"
+    "template <u32 MASK>\n"
+    "DEVICE void exchange_words(u32 &first, u32 &second) {\n"
+    "    const bool upper = (lane_index() & MASK) != 0;\n"
+    "    const u32 received = warp_shuffle_xor(upper \? first : second, MASK);\n"
+    "    if (upper) first = received;\n"
+    "    else second = received;\n"
     "}\n"
+    "\n"
+    "#include \"packed.h\"\n"
+    "\n"
+    "#define NUM_PAIRS (LANE_SUB / 2) /* in a sub */\n"
+    "\n"
+    "/* Position in the sub of the first (half 0) or second (half 1) value of a pair. */\n"
+    "DEVICE u32 pair_element(u32 pair, u32 half) {\n"
+    "    if (PAIR_ORDER == PAIRS_OF_4) return pair / 2 * 4 + pair % 2 + half * 2;\n"
+    "    if (PAIR_ORDER == PAIRS_OF_8) return pair / 4 * 8 + pair % 4 + half * 4;\n"
+    "    return pair * 2 + half;\n"
+    "}\n"
+    "\n"
+    "/* The input that is value i of a lane's sub. */\n"
+    "DEVICE u32 sub_input(u32 step, u32 sub, u32 i) { return step * STEP + sub * 4 * LANE_SUB + i / LANE_RUN * 4 * LANE_RUN + lane_quarter() * LANE_RUN + i % LANE_RUN; }\n"
     "\n"
     "#if TENSOR_CORES\n"
     "\n"
-    "/* Weights as pairs of 16-bit floats in the order in which pair_activations gives the activations. */\n"
-    "DEVICE void unpack_weights(const weight_chunk &c, u32 (&pair)[LANE_VALUES / 2]) {\n"
-    "#if FORMAT == FORMAT_INT4\n"
-    "    /* Four bits become a float by standing in the mantissa of 1024 (f16) or 128 (bf16); then the offset is taken away.\n"
-    "       A word's nibbles are 0 to 7: the pairs are (0,4) (1,5) (2,6) (3,7). */\n"
+    "/* The activations of a token (null: zeros) that belong to a sub, in the order of its pairs. */\n"
+    "DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAIRS]) {\n"
+    "    u32 word[NUM_PAIRS];\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < LANE_BYTES / 4; i++) {\n"
-    "        const u32 w = c.word[i];\n"
-    "#if X == DTYPE_F16\n"
-    "        pair[i * 4 + 0] = half2_sub((w & 0x000f000fu) | 0x64006400u, 0x64086408u);              /* - 1032 */\n"
-    "        pair[i * 4 + 1] = half2_fma((w & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd480d480u); /* / 16 - 72 */\n"
-    "        pair[i * 4 + 2] = half2_sub(((w >> 8) & 0x000f000fu) | 0x64006400u, 0x64086408u);\n"
-    "        pair[i * 4 + 3] = half2_fma(((w >> 8) & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd480d480u);\n"
-    "#else\n"
+    "    for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;\n"
     "#pragma unroll\n"
-    "        for (u32 j = 0; j < 4; j++)\n"
-    "            pair[i * 4 + j] = bf162_fma(((w >> (4 * j)) & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u); /* - 136 */\n"
-    "#endif\n"
-    "    }\n"
-    "#elif FORMAT == FORMAT_INT8\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < LANE_BYTES / 4; i++) {\n"
-    "        const u32 w = c.word[i] ^ 0x80808080u; /* q + 128 */\n"
-    "#if X == DTYPE_F16\n"
-    "        pair[i * 2 + 0] = half2_sub(select_bytes(w, 0x64646464u, 0x4140), 0x64806480u); /* - 1152 */\n"
-    "        pair[i * 2 + 1] = half2_sub(select_bytes(w, 0x64646464u, 0x4342), 0x64806480u);\n"
-    "#else\n"
-    "        float q[4]; /* through the mantissa of 2^23: bf16 has no room for eight bits and the one before them */\n"
-    "#pragma unroll\n"
-    "        for (u32 j = 0; j < 4; j++) q[j] = f32_add(f32_from_bits(select_bytes(w, 0x4b000000u, 0x7440u + j)), -8388736.0f);\n"
-    "        pair[i * 2 + 0] = f32_to_bf162(q[0], q[1]);\n"
-    "        pair[i * 2 + 1] = f32_to_bf162(q[2], q[3]);\n"
-    "#endif\n"
-    "    }\n"
-    "#else\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < LANE_BYTES / 4; i++) pair[i] = c.word[i];\n"
-    "#endif\n"
-    "}\n"
-    "\n"
-    "/* Activations k to k + LANE_VALUES - 1 of a token (null: zeros), in pairs of the order that unpack_weights uses. */\n"
-    "DEVICE void load_activations(const u8 *x, u32 k, u32 (&pair)[LANE_VALUES / 2]) {\n"
-    "    u32 word[LANE_VALUES / 2];\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < LANE_VALUES / 2; i++) word[i] = 0;\n"
-    "    if (x && k < INNER) {\n"
+    "    for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {\n"
+    "        const u32 k = sub_input(step, sub, run);\n"
     "        const u8 *p = x + (u64)k * 2;\n"
-    "        if (k + LANE_VALUES <= INNER && X_ALIGN >= 4) {\n"
-    "            if (LANE_VALUES % 8 == 0 && X_ALIGN == 16) {\n"
+    "        if (x && X_ALIGN >= 4 && (INNER % STEP == 0 || k + LANE_RUN <= INNER)) {\n"
+    "            if (LANE_RUN % 8 == 0 && X_ALIGN == 16) {\n"
     "#pragma unroll\n"
-    "                for (u32 i = 0; i < LANE_VALUES / 8; i++) {\n"
+    "                for (u32 i = 0; i < LANE_RUN / 8; i++) {\n"
     "                    const u32x4 v = load_16(p + i * 16);\n"
     "#pragma unroll\n"
-    "                    for (u32 j = 0; j < 4; j++) word[i * 4 + j] = v.v[j];\n"
+    "                    for (u32 j = 0; j < 4; j++) word[(run / 2 + i * 4 + j) % NUM_PAIRS] = v.v[j];\n"
+    "                }\n"
+    "            } else if (X_ALIGN >= 8) {\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < LANE_RUN / 4; i++) {\n"
+    "                    const u32x2 v = load_8(p + i * 8);\n"
+    "                    word[run / 2 + i * 2] = v.v[0];\n"
+    "                    word[run / 2 + i * 2 + 1] = v.v[1];\n"
     "                }\n"
     "            } else {\n"
     "#pragma unroll\n"
-    "                for (u32 i = 0; i < LANE_VALUES / 2; i++) word[i] = load_4(p + i * 4);\n"
+    "                for (u32 i = 0; i < LANE_RUN / 2; i++) word[run / 2 + i] = load_4(p + i * 4);\n"
     "            }\n"
-    "        } else {\n"
+    "        } else if (x) {\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < LANE_VALUES; i++)\n"
-    "                if (k + i < INNER) word[i / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));\n"
+    "            for (u32 i = 0; i < LANE_RUN; i++)\n"
+    "                if (k + i < INNER) word[(run + i) / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));\n"
     "        }\n"
     "    }\n"
-    "#if FORMAT == FORMAT_INT4\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < LANE_VALUES / 8; i++) {\n"
-    "        pair[i * 4 + 0] = select_bytes(word[i * 4 + 0], word[i * 4 + 2], 0x5410);\n"
-    "        pair[i * 4 + 1] = select_bytes(word[i * 4 + 0], word[i * 4 + 2], 0x7632);\n"
-    "        pair[i * 4 + 2] = select_bytes(word[i * 4 + 1], word[i * 4 + 3], 0x5410);\n"
-    "        pair[i * 4 + 3] = select_bytes(word[i * 4 + 1], word[i * 4 + 3], 0x7632);\n"
+    "    for (u32 i = 0; i < NUM_PAIRS; i++) {\n"
+    "        const u32 first = pair_element(i, 0), second = pair_element(i, 1);\n"
+    "        pair[i] = PAIR_ORDER == PAIRS_LINEAR \? word[i] : select_bytes(word[first / 2], word[second / 2], first % 2 == 0 \? 0x5410 : 0x7632);\n"
     "    }\n"
-    "#else\n"
-    "#pragma unroll\n",
-    "    for (u32 i = 0; i < LANE_VALUES / 2; i++) pair[i] = word[i];\n"
-    "#endif\n"
     "}\n"
     "\n"
-    "/* sums += one step: rows' chunks against the token's activations. The layout of sums is that of the matrix fragment:\n"
-    "   sums[0], [1] are row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n"
-    "DEVICE void multiply_chunk(float (&sums)[4], const u32 (&low)[LANE_VALUES / 2], const u32 (&high)[LANE_VALUES / 2], const u8 *x, u32 k) {\n"
-    "    u32 activation[LANE_VALUES / 2];\n"
-    "    load_activations(x, k, activation);\n"
+    "/* sums += one sub: rows' pairs against the activations. The layout of sums is that of the matrix fragment: sums[0], [1] are\n"
+    "   row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n"
+    "DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < LANE_VALUES / 4; i++) {\n"
+    "    for (u32 i = 0; i < NUM_PAIRS / 2; i++) {\n"
     "        const u32 a[4] = {low[i * 2], high[i * 2], low[i * 2 + 1], high[i * 2 + 1]};\n"
-    "#if X == DTYPE_F16\n"
-    "        matrix_multiply_f16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
-    "#else\n"
-    "        matrix_multiply_bf16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
-    "#endif\n"
+    "        if (X == DTYPE_F16) matrix_multiply_f16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
+    "        else matrix_multiply_bf16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
     "    }\n"
     "}\n"
     "\n"
-    "#else /* f32 multiply-adds */\n"
-    "\n"
-    "DEVICE float weight_value(const weight_chunk &c, u32 i) {\n"
-    "#if FORMAT == FORMAT_F32\n"
-    "    return f32_from_bits(c.word[i]);\n"
-    "#elif FORMAT == FORMAT_F16\n"
-    "    return f16_to_f32((u16)(c.word[i / 2] >> (16 * (i % 2))));\n"
-    "#elif FORMAT == FORMAT_BF16\n"
-    "    return bf16_to_f32((u16)(c.word[i / 2] >> (16 * (i % 2))));\n"
-    "#elif FORMAT == FORMAT_INT8\n"
-    "    return (float)(int)(signed char)(c.word[i / 4] >> (8 * (i % 4)));\n"
-    "#else\n"
-    "    return (float)((int)((c.word[i / 8] >> (4 * (i % 8))) & 15u) - 8);\n"
-    "#endif\n"
+    "/* One step: sums[b] += rows' chunks against the activations x[b]. */\n"
+    "template <int BLOCKS>\n"
+    "DEVICE void multiply_step(float (&sums)[BLOCKS][4], const weight_chunk &low, const weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step) {\n"
+    "#pragma unroll\n"
+    "    for (u32 sub = 0; sub < SUBS; sub++) {\n",
+    "        u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];\n"
+    "        unpack_sub(low, step, sub, low_pairs);\n"
+    "        unpack_sub(high, step, sub, high_pairs);\n"
+    "        const float low_scale = SUB_HAS_SCALE \? sub_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE \? sub_scale(high, step, sub) : 1.0f;\n"
+    "        const float low_min = SUB_HAS_MIN \? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN \? sub_min(high, step, sub) : 0.0f;\n"
+    "#pragma unroll\n"
+    "        for (int b = 0; b < BLOCKS; b++) {\n"
+    "            u32 activation[NUM_PAIRS];\n"
+    "            load_activations(x[b], step, sub, activation);\n"
+    "            if (!SUB_HAS_SCALE) {\n"
+    "                multiply_pairs(sums[b], low_pairs, high_pairs, activation);\n"
+    "                continue;\n"
+    "            }\n"
+    "            float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};\n"
+    "            multiply_pairs(part, low_pairs, high_pairs, activation);\n"
+    "            sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);\n"
+    "            sums[b][1] = f32_fma(low_scale, part[1], sums[b][1]);\n"
+    "            sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);\n"
+    "            sums[b][3] = f32_fma(high_scale, part[3], sums[b][3]);\n"
+    "            if (SUB_HAS_MIN) { /* rows of ones give the sums of the activations */\n"
+    "                u32 ones[NUM_PAIRS];\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < NUM_PAIRS; i++) ones[i] = X == DTYPE_F16 \? 0x3c003c00u : 0x3f803f80u;\n"
+    "                float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};\n"
+    "                multiply_pairs(total, ones, ones, activation);\n"
+    "                sums[b][0] = f32_fma(low_min, total[0], sums[b][0]);\n"
+    "                sums[b][1] = f32_fma(low_min, total[1], sums[b][1]);\n"
+    "                sums[b][2] = f32_fma(high_min, total[2], sums[b][2]);\n"
+    "                sums[b][3] = f32_fma(high_min, total[3], sums[b][3]);\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
     "}\n"
-    "\n"
-    "#endif\n"
     "\n"
     "/* sums[b] = 16 weight rows times the 8 tokens of block b, over steps first_step, first_step + step_stride, ...\n"
-    "   `low` and `high` are the lane's two rows, low_scale and high_scale the indices of those rows in `scales`; x[b] is the\n"
-    "   activations of the lane's token g (of every token, with f32 multiply-adds: then x[b] is asked for through `rows`). */\n"
-    "#if TENSOR_CORES\n"
+    "   `low` and `high` are the lane's two rows, x[b] the activations of its token g. */\n"
     "template <int BLOCKS>\n"
-    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const u8 *low, const u8 *high, const void *scales, u64 low_scale, u64 high_scale,\n"
-    "                          const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
+    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
     "    /* Chunks loaded before the first is used: enough to keep memory busy, few enough for the registers. */\n"
-    "    constexpr u32 DEPTH = 4;\n"
-    "    const u32 offset = (lane_index() & 3) * LANE_VALUES;\n"
+    "    constexpr u32 DEPTH = NUM_STEPS < CHUNKS_AHEAD \? NUM_STEPS : CHUNKS_AHEAD;\n"
     "#pragma unroll\n"
     "    for (int b = 0; b < BLOCKS; b++)\n"
     "#pragma unroll\n"
@@ -2267,100 +2606,101 @@ static const char *const moer_source_7[] = { /* tile.h */
     "#pragma unroll 1\n"
     "    for (u32 start = first_step; start < NUM_STEPS; start += step_stride * DEPTH) {\n"
     "        weight_chunk low_chunk[DEPTH], high_chunk[DEPTH];\n"
-    "        float scale_low[DEPTH], scale_high[DEPTH];\n"
     "#pragma unroll\n"
     "        for (u32 d = 0; d < DEPTH; d++) {\n"
     "            const u32 step = start + d * step_stride;\n"
     "            if (step < NUM_STEPS) {\n"
-    "                low_chunk[d] = load_weight_chunk(low, step * STEP + offset);\n"
-    "                high_chunk[d] = load_weight_chunk(high, step * STEP + offset);\n"
-    "                if (GROUP != 0) {\n"
-    "                    scale_low[d] = load_scale(scales, low_scale, step);\n"
-    "                    scale_high[d] = load_scale(scales, high_scale, step);\n"
-    "                }\n"
+    "                low_chunk[d] = load_weight_chunk(low, step);\n"
+    "                high_chunk[d] = load_weight_chunk(high, step);\n"
     "            }\n"
     "        }\n"
     "#pragma unroll\n"
     "        for (u32 d = 0; d < DEPTH; d++) {\n"
     "            const u32 step = start + d * step_stride;\n"
-    "            if (step >= NUM_STEPS) break;\n"
-    "            u32 low_pairs[LANE_VALUES / 2], high_pairs[LANE_VALUES / 2];\n"
-    "            unpack_weights(low_chunk[d], low_pairs);\n"
-    "            unpack_weights(high_chunk[d], high_pairs);\n"
-    "#pragma unroll\n"
-    "            for (int b = 0; b < BLOCKS; b++) {\n"
-    "                if (GROUP != 0) {\n"
-    "                    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};\n"
-    "                    multiply_chunk(part, low_pairs, high_pairs, x[b], step * STEP + offset);\n"
-    "                    sums[b][0] = f32_fma(scale_low[d], part[0], sums[b][0]);\n"
-    "                    sums[b][1] = f32_fma(scale_low[d], part[1], sums[b][1]);\n"
-    "                    sums[b][2] = f32_fma(scale_high[d], part[2], sums[b][2]);\n",
-    "                    sums[b][3] = f32_fma(scale_high[d], part[3], sums[b][3]);\n"
-    "                } else {\n"
-    "                    multiply_chunk(sums[b], low_pairs, high_pairs, x[b], step * STEP + offset);\n"
-    "                }\n"
+    "            if (step < NUM_STEPS) {\n"
+    "                arrange_weight_chunk(low_chunk[d]);\n"
+    "                arrange_weight_chunk(high_chunk[d]);\n"
+    "                multiply_step<BLOCKS>(sums, low_chunk[d], high_chunk[d], x, step);\n"
     "            }\n"
     "        }\n"
     "    }\n"
-    "    if (QUANTIZED && GROUP == 0) {\n"
-    "        const float scale_low = load_scale(scales, low_scale, 0), scale_high = load_scale(scales, high_scale, 0);\n"
+    "    const float low_scale = row_scale(low), high_scale = row_scale(high);\n"
     "#pragma unroll\n"
-    "        for (int b = 0; b < BLOCKS; b++) {\n"
-    "            sums[b][0] = f32_mul(sums[b][0], scale_low);\n"
-    "            sums[b][1] = f32_mul(sums[b][1], scale_low);\n"
-    "            sums[b][2] = f32_mul(sums[b][2], scale_high);\n"
-    "            sums[b][3] = f32_mul(sums[b][3], scale_high);\n"
-    "        }\n"
+    "    for (int b = 0; b < BLOCKS; b++) {\n"
+    "        sums[b][0] = f32_mul(sums[b][0], low_scale);\n"
+    "        sums[b][1] = f32_mul(sums[b][1], low_scale);\n"
+    "        sums[b][2] = f32_mul(sums[b][2], high_scale);\n"
+    "        sums[b][3] = f32_mul(sums[b][3], high_scale);\n"
     "    }\n"
     "}\n"
-    "#else\n"
+    "\n"
+    "#else /* f32 multiply-adds */\n"
+    "\n"
+    "#if FORMAT > FORMAT_BF16\n"
+    "DEVICE void unpack_sub_values(const weight_chunk &c, u32 step, u32 sub, float (&value)[LANE_SUB]) {\n"
+    "    u32 pair[NUM_PAIRS];\n"
+    "    unpack_sub(c, step, sub, pair);\n"
+    "#pragma unroll\n",
+    "    for (u32 i = 0; i < LANE_SUB; i++) {\n"
+    "        const u16 half = (u16)(pair[i / 2] >> (16 * (i % 2)));\n"
+    "        value[pair_element(i / 2, i % 2)] = DECODE == DTYPE_F16 \? f16_to_f32(half) : bf16_to_f32(half);\n"
+    "    }\n"
+    "}\n"
+    "#endif\n"
+    "\n"
+    "/* The same for activations in any dtype; each lane multiplies its two rows with all 8 tokens of a block, whose addresses are\n"
+    "   in the lanes 4 * token. */\n"
     "template <int BLOCKS>\n"
-    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const u8 *low, const u8 *high, const void *scales, u64 low_scale, u64 high_scale,\n"
-    "                          const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
-    "    const u32 lane = lane_index(), t = lane & 3;\n"
+    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
+    "    const u32 t = lane_index() & 3;\n"
     "#pragma unroll 1\n"
     "    for (int b = 0; b < BLOCKS; b++) {\n"
-    "        /* Each lane multiplies its two rows with all 8 tokens, whose addresses are in the lanes 4 * token. */\n"
     "        float sum[2][8];\n"
     "#pragma unroll\n"
     "        for (u32 n = 0; n < 8; n++) sum[0][n] = sum[1][n] = 0.0f;\n"
     "        const u64 own = (u64)x[b];\n"
     "#pragma unroll 1\n"
     "        for (u32 step = first_step; step < NUM_STEPS; step += step_stride) {\n"
-    "            const u32 k = step * STEP + t * LANE_VALUES;\n"
-    "            const weight_chunk low_chunk = load_weight_chunk(low, k), high_chunk = load_weight_chunk(high, k);\n"
-    "            const float scale_low = GROUP != 0 \? load_scale(scales, low_scale, step) : 1.0f;\n"
-    "            const float scale_high = GROUP != 0 \? load_scale(scales, high_scale, step) : 1.0f;\n"
+    "            weight_chunk low_chunk = load_weight_chunk(low, step), high_chunk = load_weight_chunk(high, step);\n"
+    "            arrange_weight_chunk(low_chunk);\n"
+    "            arrange_weight_chunk(high_chunk);\n"
     "#pragma unroll\n"
-    "            for (u32 n = 0; n < 8; n++) {\n"
-    "                const u64 address = (u64)warp_shuffle((u32)own, n * 4) | (u64)warp_shuffle((u32)(own >> 32), n * 4) << 32;\n"
-    "                float part[2] = {0.0f, 0.0f};\n"
-    "                if (address)\n"
+    "            for (u32 sub = 0; sub < SUBS; sub++) {\n"
+    "                float low_value[LANE_SUB], high_value[LANE_SUB];\n"
+    "                unpack_sub_values(low_chunk, step, sub, low_value);\n"
+    "                unpack_sub_values(high_chunk, step, sub, high_value);\n"
+    "                const float low_scale = SUB_HAS_SCALE \? sub_scale(low_chunk, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE \? sub_scale(high_chunk, step, sub) : 1.0f;\n"
     "#pragma unroll\n"
-    "                    for (u32 i = 0; i < LANE_VALUES; i++)\n"
-    "                        if (k + i < INNER) {\n"
-    "                            const float value = load_value((const void *)address, k + i, X);\n"
-    "                            part[0] = f32_fma(weight_value(low_chunk, i), value, part[0]);\n"
-    "                            part[1] = f32_fma(weight_value(high_chunk, i), value, part[1]);\n"
+    "                for (u32 n = 0; n < 8; n++) {\n"
+    "                    const u64 address = (u64)warp_shuffle((u32)own, n * 4) | (u64)warp_shuffle((u32)(own >> 32), n * 4) << 32;\n"
+    "                    float part[2] = {0.0f, 0.0f}, total = 0.0f;\n"
+    "                    if (address)\n"
+    "#pragma unroll\n"
+    "                        for (u32 i = 0; i < LANE_SUB; i++) {\n"
+    "                            const u32 k = sub_input(step, sub, i);\n"
+    "                            if (k < INNER) {\n"
+    "                                const float value = load_value((const void *)address, k, X);\n"
+    "                                part[0] = f32_fma(low_value[i], value, part[0]);\n"
+    "                                part[1] = f32_fma(high_value[i], value, part[1]);\n"
+    "                                if (SUB_HAS_MIN) total = f32_add(total, value);\n"
+    "                            }\n"
     "                        }\n"
-    "                sum[0][n] = f32_fma(scale_low, part[0], sum[0][n]);\n"
-    "                sum[1][n] = f32_fma(scale_high, part[1], sum[1][n]);\n"
-    "            }\n"
-    "        }\n"
-    "        if (QUANTIZED && GROUP == 0) {\n"
-    "            const float scale_low = load_scale(scales, low_scale, 0), scale_high = load_scale(scales, high_scale, 0);\n"
-    "#pragma unroll\n"
-    "            for (u32 n = 0; n < 8; n++) {\n"
-    "                sum[0][n] = f32_mul(sum[0][n], scale_low);\n"
-    "                sum[1][n] = f32_mul(sum[1][n], scale_high);\n"
+    "                    sum[0][n] = f32_fma(low_scale, part[0], sum[0][n]);\n"
+    "                    sum[1][n] = f32_fma(high_scale, part[1], sum[1][n]);\n"
+    "                    if (SUB_HAS_MIN) {\n"
+    "                        sum[0][n] = f32_fma(sub_min(low_chunk, step, sub), total, sum[0][n]);\n"
+    "                        sum[1][n] = f32_fma(sub_min(high_chunk, step, sub), total, sum[1][n]);\n"
+    "                    }\n"
+    "                }\n"
     "            }\n"
     "        }\n"
     "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n"
+    "        const float low_scale = row_scale(low), high_scale = row_scale(high);\n"
     "#pragma unroll\n"
     "        for (u32 n = 0; n < 8; n++)\n"
     "#pragma unroll\n"
     "            for (u32 row = 0; row < 2; row++) {\n"
-    "                float v = sum[row][n];\n"
+    "                float v = f32_mul(sum[row][n], row == 0 \? low_scale : high_scale);\n"
     "                v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 1)));\n"
     "                v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 2)));\n"
     "                if (n / 2 == t) sums[b][row * 2 + n % 2] = v;\n"
@@ -2369,13 +2709,12 @@ static const char *const moer_source_7[] = { /* tile.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_8[] = { /* vector.h */
+static const char *const moer_source_11[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
     "*/\n"
-    "#define DTYPE_F32 1\n"
-    "#define DTYPE_F16 2\n"
+    "#include \"values.h\"\n"
     "\n"
     "template <int DTYPE, int N>\n"
     "DEVICE void load_vector(const void *array, u64 index, float (&value)[N]) {\n"
@@ -2446,7 +2785,7 @@ static const char *const moer_source_8[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_9[] = { /* epilogue.h */
+static const char *const moer_source_12[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -2490,7 +2829,7 @@ static const char *const moer_source_9[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_10[] = { /* route.cu */
+static const char *const moer_source_13[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -2680,7 +3019,7 @@ static const char *const moer_source_10[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_11[] = { /* topk.cu */
+static const char *const moer_source_14[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -2699,7 +3038,7 @@ static const char *const moer_source_11[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_12[] = { /* maps.cu */
+static const char *const moer_source_15[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.\n"
     "\n"
@@ -2888,7 +3227,7 @@ static const char *const moer_source_12[] = { /* maps.cu */
     "        }\n"
     "}\n",
     NULL};
-static const char *const moer_source_13[] = { /* matmul.cu */
+static const char *const moer_source_16[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A block is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and the block\n"
@@ -2898,11 +3237,10 @@ static const char *const moer_source_13[] = { /* matmul.cu */
     "  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]\n"
     "  out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0\n"
     "\n"
-    "  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; ACTIVATION,\n"
-    "  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies\n"
-    "  x; BIAS (dtype, 0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the\n"
-    "  arguments say (1), or by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS;\n"
-    "  ROW_BLOCKS.\n"
+    "  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; ACTIVATION, moe_route_activation + 1, and CLAMP, as in\n"
+    "  activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);\n"
+    "  K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);\n"
+    "  OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.\n"
     "  Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).\n"
     "*/\n"
     "#include \"device.h\"\n"
@@ -2917,7 +3255,7 @@ static const char *const moer_source_13[] = { /* matmul.cu */
     "#define PARTIAL_STRIDE (TILE_TOKENS + 1)\n"
     "\n"
     "/* The weight row that is row `i` (0 to 15) of tile `tile`. Past the matrix: its last row, whose sums nobody uses. */\n"
-    "DEVICE u32 weight_row(u32 tile, u32 i) {\n"
+    "DEVICE u32 tile_row(u32 tile, u32 i) {\n"
     "    u32 column = tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
     "    if (column >= COLUMNS) column = COLUMNS - 1;\n"
     "    if (!GATED) return column;\n"
@@ -2943,8 +3281,7 @@ static const char *const moer_source_13[] = { /* matmul.cu */
     "    const u32 d = distinct - OUT_BY_PAIR;\n"
     "    if (d >= num_distinct) return;\n"
     "    const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];\n"
-    "    const u64 low_row = (u64)expert * ROWS + weight_row(tile, g), high_row = (u64)expert * ROWS + weight_row(tile, g + 8);\n"
-    "    const u8 *low = (const u8 *)a.weights + low_row * ROW_BYTES, *high = (const u8 *)a.weights + high_row * ROW_BYTES;\n"
+    "    const weight_row low = find_weight_row(a.weights, expert, tile_row(tile, g)), high = find_weight_row(a.weights, expert, tile_row(tile, g + 8));\n"
     "\n"
     "    for (u32 base = first_row; base < end_row; base += TILE_TOKENS) {\n"
     "        const u8 *x[ROW_BLOCKS];\n"
@@ -2959,12 +3296,12 @@ static const char *const moer_source_13[] = { /* matmul.cu */
     "                x[b] = (const u8 *)a.x + (u64)index * INNER * X_BYTES;\n"
     "            }\n"
     "        }\n"
-    "        float sums[ROW_BLOCKS][4];\n",
-    "        multiply_tile<ROW_BLOCKS>(sums, low, high, a.scales, low_row, high_row, x, warp, WARPS);\n"
+    "        float sums[ROW_BLOCKS][4];\n"
+    "        multiply_tile<ROW_BLOCKS>(sums, low, high, x, warp, WARPS);\n"
     "#pragma unroll\n"
     "        for (u32 b = 0; b < ROW_BLOCKS; b++)\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++)\n"
+    "            for (u32 i = 0; i < 4; i++)\n",
     "                partial[(warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];\n"
     "        block_barrier();\n"
     "\n"
@@ -2976,13 +3313,13 @@ static const char *const moer_source_13[] = { /* matmul.cu */
     "            /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
     "            const float weight = WEIGHT_ON_INPUT \? load_value(a.router_weights, (u32)a.row_to_pair[row], WEIGHTS) : 1.0f;\n"
     "            if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);\n"
-    "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));\n"
+    "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c), BIAS));\n"
     "            if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
     "            if (GATED) {\n"
     "                float up = 0.0f;\n"
     "                for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
     "                if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
-    "                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));\n"
+    "                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c + 8), BIAS));\n"
     "                value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
     "            }\n"
     "            store_value(a.out, (u64)(OUT_BY_PAIR \? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);\n"
@@ -2991,7 +3328,7 @@ static const char *const moer_source_13[] = { /* matmul.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_14[] = { /* down.cu */
+static const char *const moer_source_17[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -3002,8 +3339,8 @@ static const char *const moer_source_14[] = { /* down.cu */
     "  partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a token's result\n"
     "  doesn't depend on the others in the batch.\n"
     "\n"
-    "  Constants: those of tile.h (X is the dtype of h and y) and epilogue.h; ROWS, the hidden size; BIAS (dtype, 0: none); K,\n"
-    "  slots a token; WEIGHT_ON_INPUT: h has the router's weight already; K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.\n"
+    "  Constants: those of tile.h (X is the dtype of h and y, ROWS the hidden size) and epilogue.h; BIAS (dtype, 0: none); K, slots\n"
+    "  a token; WEIGHT_ON_INPUT: h has the router's weight already; K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
@@ -3024,12 +3361,11 @@ static const char *const moer_source_14[] = { /* down.cu */
     "    for (u32 item = warp_index(); item < num_distinct * K_SPLIT; item += block_threads() / 32) {\n"
     "        const u32 d = item / K_SPLIT, part = item % K_SPLIT;\n"
     "        const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];\n"
-    "        const u64 low_row = (u64)expert * ROWS + low_column, high_row = (u64)expert * ROWS + high_column;\n"
-    "        const u8 *low = (const u8 *)a.weights + low_row * ROW_BYTES, *high = (const u8 *)a.weights + high_row * ROW_BYTES;\n"
+    "        const weight_row low = find_weight_row(a.weights, expert, low_column), high = find_weight_row(a.weights, expert, high_column);\n"
     "        for (u32 base = first_row; base < end_row; base += 8) {\n"
     "            const u8 *x[1] = {base + g < end_row \? (const u8 *)a.h + (u64)(base + g) * INNER * X_BYTES : 0};\n"
     "            float sums[1][4];\n"
-    "            multiply_tile<1>(sums, low, high, a.scales, low_row, high_row, x, part, K_SPLIT);\n"
+    "            multiply_tile<1>(sums, low, high, x, part, K_SPLIT);\n"
     "#pragma unroll\n"
     "            for (u32 i = 0; i < 4; i++) {\n"
     "                const u32 row = base + t * 2 + (i & 1);\n"
@@ -3065,7 +3401,7 @@ static const char *const moer_source_14[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_15[] = { /* combine.cu */
+static const char *const moer_source_18[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -3112,7 +3448,7 @@ static const char *const moer_source_15[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_16[] = { /* expand.cu */
+static const char *const moer_source_19[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -3153,18 +3489,21 @@ static const moer_source moer_sources[] = {
     {"scores.h", moer_source_4},
     {"activations.h", moer_source_5},
     {"select.h", moer_source_6},
-    {"tile.h", moer_source_7},
-    {"vector.h", moer_source_8},
-    {"epilogue.h", moer_source_9},
-    {"route.cu", moer_source_10},
-    {"topk.cu", moer_source_11},
-    {"maps.cu", moer_source_12},
-    {"matmul.cu", moer_source_13},
-    {"down.cu", moer_source_14},
-    {"combine.cu", moer_source_15},
-    {"expand.cu", moer_source_16},
+    {"formats.h", moer_source_7},
+    {"packed.h", moer_source_8},
+    {"values.h", moer_source_9},
+    {"tile.h", moer_source_10},
+    {"vector.h", moer_source_11},
+    {"epilogue.h", moer_source_12},
+    {"route.cu", moer_source_13},
+    {"topk.cu", moer_source_14},
+    {"maps.cu", moer_source_15},
+    {"matmul.cu", moer_source_16},
+    {"down.cu", moer_source_17},
+    {"combine.cu", moer_source_18},
+    {"expand.cu", moer_source_19},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "6ec5cae04bc5b2f595f2c6ca8ccd59631c3a0eeedea90c8b8d3ba2155fdc8320";
+static const char moer_sources_digest[] = "20ede8c7b0f9200e120f1fed161c6f52c9bd28fe4d2185eee0952fb9e2bf9c4a";
 
 /* ---- src/base.c ---- */
 /*
@@ -5343,6 +5682,55 @@ static void moer_variants_destroy(moe_route_context *context) {
     }
 }
 
+/* ---- src/formats.c ---- */
+/*
+  formats.c: the sizes of a weight matrix in its format, and how finely the kernels cut its rows. Which combinations are
+  allowed is decided in layer.c; what the bytes mean is in kernels_src/ and cpu_formats.c.
+*/
+
+static int moer_is_quantized(moe_route_format format) { return format > MOE_ROUTE_FORMAT_BF16; }
+
+static unsigned moer_format_bits(moe_route_format format) {
+    switch (format) {
+    case MOE_ROUTE_FORMAT_F32: return 32;
+    case MOE_ROUTE_FORMAT_F16:
+    case MOE_ROUTE_FORMAT_BF16: return 16;
+    case MOE_ROUTE_FORMAT_INT8:
+    case MOE_ROUTE_FORMAT_FP8: return 8;
+    case MOE_ROUTE_FORMAT_INT4:
+    case MOE_ROUTE_FORMAT_MXFP4:
+    case MOE_ROUTE_FORMAT_NVFP4: return 4;
+    default: return 0;
+    }
+}
+
+static size_t moer_scale_size(moer_scales kind) {
+    return kind == MOER_SCALES_F32 ? 4 : kind == MOER_SCALES_E8M0 || kind == MOER_SCALES_E4M3 ? 1 : 2;
+}
+
+static size_t moer_row_bytes(const moer_matrix *matrix) { return (size_t)matrix->inner * moer_format_bits(matrix->format) / 8; }
+
+static size_t moer_scale_row_bytes(const moer_matrix *matrix) {
+    return moer_is_quantized(matrix->format) ? matrix->num_groups * moer_scale_size(matrix->scales_kind) : 0;
+}
+
+static size_t moer_zero_point_row_bytes(const moer_matrix *matrix) {
+    return moer_format_bits(matrix->format) == 4 ? ((size_t)matrix->num_groups + 1) / 2 : matrix->num_groups;
+}
+
+static uint64_t moer_matrix_bytes(const moer_matrix *matrix) {
+    const uint64_t scale_rows = (matrix->rows + matrix->group_rows - 1) / matrix->group_rows;
+    uint64_t bytes = (uint64_t)matrix->rows * moer_row_bytes(matrix) + scale_rows * moer_scale_row_bytes(matrix);
+    if (matrix->zero_points != 0) bytes += (uint64_t)matrix->rows * moer_zero_point_row_bytes(matrix);
+    return bytes;
+}
+
+/* packed.h: 64 bytes of a row. */
+static uint32_t moer_tile_steps(const moer_matrix *matrix) {
+    const uint32_t step = 512 / moer_format_bits(matrix->format);
+    return (matrix->inner + step - 1) / step;
+}
+
 /* ---- src/cpu_route.c ---- */
 /*
   cpu_route.c: the router on the CPU: logits -> ids and weights, the plain statement of what select.h computes, to the
@@ -5833,11 +6221,106 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
     }
 }
 
+/* ---- src/cpu_formats.c ---- */
+/*
+  cpu_formats.c: what a row of weights stands for, number by number: the plain statement of every format, which the kernels
+  are tested against. A value is a product of code and scales (and a difference, where a format has a minimum) that is
+  rounded to f32 once.
+*/
+
+/* ---- kernels_src/formats.h ---- */
+/*
+  formats.h: what the bytes of a weight format mean, as far as kernels and CPU backend say it in the same words: the small
+  floats that serve as scales and weights, and the packed scales of GGUF's blocks. Plain C on values and 32-bit words; who
+  loads them, and how weights are spread over lanes, belongs to packed.h, gguf.h and cpu_formats.c.
+*/
+#ifndef MOER_FORMATS
+#define MOER_FORMATS
+#ifdef MOER_HOST
+#define MOER_FORMAT_FUNCTION static
+#else
+#define MOER_FORMAT_FUNCTION DEVICE
+#define moer_f32_from_bits f32_from_bits
+#endif
+
+/* E8M0: 2^(e - 127); 255 is NaN. */
+MOER_FORMAT_FUNCTION float moer_e8m0(unsigned int e) {
+    return moer_f32_from_bits(e == 255u ? 0x7fc00000u : e == 0u ? 0x00400000u : e << 23);
+}
+
+/* E4M3: sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinities, all ones is NaN. */
+MOER_FORMAT_FUNCTION float moer_e4m3(unsigned int code) {
+    const unsigned int magnitude = code & 127u, sign = (code & 128u) << 24;
+    float value;
+    if (magnitude == 127u) return moer_f32_from_bits(0x7fc00000u | sign);
+    value = magnitude < 8u ? (float)magnitude * (1.0f / 512.0f) : moer_f32_from_bits((magnitude << 20) + (120u << 23));
+    return sign != 0u ? -value : value;
+}
+#endif
+
+static float moer_cpu_scale(const moer_matrix *matrix, size_t index) {
+    const void *scales = moer_host(matrix->scales);
+    if (matrix->scales_kind == MOER_SCALES_E8M0) return moer_e8m0(((const unsigned char *)scales)[index]);
+    if (matrix->scales_kind == MOER_SCALES_E4M3) return moer_e4m3(((const unsigned char *)scales)[index]);
+    return moer_load_value(scales, index, (moe_route_dtype)matrix->scales_kind);
+}
+
+static float moer_cpu_global_scale(const moer_matrix *matrix, size_t expert, size_t row) {
+    const float *scales = (const float *)moer_host(matrix->global_scales);
+    switch (matrix->global) {
+    case MOER_GLOBAL_PER_TENSOR: return scales[0];
+    case MOER_GLOBAL_PER_EXPERT: return scales[expert];
+    case MOER_GLOBAL_PER_HALF: return scales[expert * 2 + (row >= matrix->rows / 2)];
+    case MOER_GLOBAL_INTERLEAVED: return scales[expert * 2 + row % 2];
+    default: return 1.0f;
+    }
+}
+
+static unsigned moer_cpu_nibble(const unsigned char *bytes, size_t index) { return (unsigned)bytes[index / 2] >> (index % 2 * 4) & 15u; }
+
+/* The code less its zero point, both as the matrix has them. */
+static float moer_cpu_integer(const moer_matrix *matrix, unsigned code, const unsigned char *zero_points, size_t group) {
+    const int int4 = matrix->format == MOE_ROUTE_FORMAT_INT4;
+    const unsigned sign = matrix->signed_codes ? int4 ? 8u : 128u : 0u; /* turns two's complement into an offset */
+    const unsigned usual = int4 ? 8u : 128u;
+    const unsigned zero_point = zero_points == NULL ? usual : (int4 ? moer_cpu_nibble(zero_points, group) : zero_points[group]) ^ sign;
+    return (float)((int)(code ^ sign) - (int)zero_point);
+}
+
+static float moer_cpu_e2m1(unsigned code) {
+    static const float magnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    return code & 8u ? -magnitudes[code & 7u] : magnitudes[code & 7u];
+}
+
+static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t row, float *values) {
+    const size_t index = expert * matrix->rows + row, scale_rows = (matrix->rows + matrix->group_rows - 1) / matrix->group_rows;
+    const size_t first_scale = (expert * scale_rows + row / matrix->group_rows) * matrix->num_groups;
+    const unsigned char *data = (const unsigned char *)moer_host(matrix->data) + index * moer_row_bytes(matrix);
+    const unsigned char *zero_points = matrix->zero_points != 0 ? (const unsigned char *)moer_host(matrix->zero_points) + index * moer_zero_point_row_bytes(matrix) : NULL;
+    const uint32_t group_size = matrix->group_size != 0 ? matrix->group_size : matrix->inner;
+    const float global = moer_cpu_global_scale(matrix, expert, row);
+    uint32_t k;
+    for (k = 0; k < matrix->inner; k++) {
+        const uint32_t group = k / group_size;
+        switch (matrix->format) {
+        case MOE_ROUTE_FORMAT_INT4: values[k] = moer_cpu_integer(matrix, moer_cpu_nibble(data, k), zero_points, group); break;
+        case MOE_ROUTE_FORMAT_INT8: values[k] = moer_cpu_integer(matrix, data[k], zero_points, group); break;
+        case MOE_ROUTE_FORMAT_FP8: values[k] = moer_e4m3(data[k]); break;
+        case MOE_ROUTE_FORMAT_MXFP4:
+        case MOE_ROUTE_FORMAT_NVFP4: values[k] = moer_cpu_e2m1(moer_cpu_nibble(data, k)); break;
+        case MOE_ROUTE_FORMAT_F16: values[k] = moer_load_value(data, k, MOE_ROUTE_F16); break;
+        case MOE_ROUTE_FORMAT_BF16: values[k] = moer_load_value(data, k, MOE_ROUTE_BF16); break;
+        default: values[k] = moer_load_value(data, k, MOE_ROUTE_F32); break;
+        }
+        if (moer_is_quantized(matrix->format)) values[k] = values[k] * moer_cpu_scale(matrix, first_scale + group) * global;
+    }
+}
+
 /* ---- src/cpu_experts.c ---- */
 /*
-  cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert.
-  Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be held against them. The activation is the
-  kernels' own text.
+  cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert. What
+  the row's bytes mean belongs to cpu_formats.c. Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be
+  held against them. The activation is the kernels' own text.
 */
 
 /* ---- kernels_src/activations.h ---- */
@@ -5913,25 +6396,6 @@ MOER_SCORE float moer_shifted_up(int clamp, float up, float beta, float offset, 
     return MOER_ADD(value, offset);
 }
 
-/* One row of a matrix as numbers. `row` counts over all experts. */
-static void moer_cpu_decode_row(const moer_matrix *matrix, size_t row, float *values) {
-    const unsigned char *data = (const unsigned char *)moer_host(matrix->data);
-    const void *scales = moer_host(matrix->scales);
-    const uint32_t inner = matrix->inner, group = matrix->group_size != 0 ? matrix->group_size : inner;
-    uint32_t k;
-    for (k = 0; k < inner; k++) {
-        const size_t i = row * inner + k;
-        switch (matrix->format) {
-        case MOE_ROUTE_FORMAT_INT4: values[k] = (float)((int)(data[i / 2] >> (i % 2 * 4) & 15) - 8); break;
-        case MOE_ROUTE_FORMAT_INT8: values[k] = (float)(data[i] < 128 ? (int)data[i] : (int)data[i] - 256); break;
-        case MOE_ROUTE_FORMAT_F16: values[k] = moer_load_value(data, i, MOE_ROUTE_F16); break;
-        case MOE_ROUTE_FORMAT_BF16: values[k] = moer_load_value(data, i, MOE_ROUTE_BF16); break;
-        default: values[k] = moer_load_value(data, i, MOE_ROUTE_F32); break;
-        }
-        if (matrix->scales != 0) values[k] *= moer_load_value(scales, row * matrix->num_groups + k / group, matrix->scales_dtype);
-    }
-}
-
 typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of all experts */
     const moe_route_layer *layer;
     const moer_matrix *matrix;
@@ -5969,19 +6433,19 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
         if (first == end) continue;
         for (n = 0; n < columns; n++) {
             const size_t base = (size_t)e * matrix->rows;
-            const size_t row = base + (interleaved ? n * 2 : n), up_row = base + (interleaved ? n * 2 + 1 : n + columns);
+            const size_t row = interleaved ? n * 2 : n, up_row = interleaved ? n * 2 + 1 : n + columns;
             float *up = p->scratch + inner;
             int32_t r;
-            moer_cpu_decode_row(matrix, row, p->scratch);
-            if (gated) moer_cpu_decode_row(matrix, up_row, up);
+            moer_cpu_decode_row(matrix, e, row, p->scratch);
+            if (gated) moer_cpu_decode_row(matrix, e, up_row, up);
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
                 const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
                 const double weight = p->input_weights != NULL ? (double)moer_load_value(p->input_weights, pair, layer->router.weights_dtype) : 1.0;
-                float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row));
+                float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + row));
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
-                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row));
+                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + up_row));
                     value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_beta, layer->up_offset, layer->clamp);
                 }
                 moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);
@@ -6321,23 +6785,79 @@ static void moer_define_placement(char *defines, const moer_router *router) {
 
 /* ---- checking a description ---- */
 
-static unsigned moer_format_bits(moe_route_format format) {
-    switch (format) {
-    case MOE_ROUTE_FORMAT_F32: return 32;
-    case MOE_ROUTE_FORMAT_F16:
-    case MOE_ROUTE_FORMAT_BF16: return 16;
-    case MOE_ROUTE_FORMAT_INT8: return 8;
-    case MOE_ROUTE_FORMAT_INT4: return 4;
-    default: return 0;
+/* Checks what `matrix` takes over from `from` beside its data, and completes it. */
+static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const moe_route_weights *from, const char *name, moer_matrix *matrix) {
+    moe_route_context *context = layer->context;
+    const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE;
+    const moe_route_format format = from->format;
+    const int integers = format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4, fp8 = format == MOE_ROUTE_FORMAT_FP8;
+    const uint32_t size = from->group_size;
+    if (!moer_is_quantized(format)) {
+        if (from->scales != 0 || size != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
+    } else if (integers || fp8) {
+        const moe_route_dtype dtype = moer_dtype_or(from->scales_dtype, fp8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16);
+        if (dtype == MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->scales_dtype);
+        matrix->scales_kind = (moer_scales)dtype;
+        if (integers && size != 0 && size != 16 && size != 32 && size != 64 && size != 128)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is 0 (a scale a row), 16, 32, 64 or 128", name, (unsigned)size);
+        if (fp8 && size != 0 && size != 128)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed with FP8 is 0 (a scale a row) or 128", name, (unsigned)size);
+        matrix->group_size = size;
+    } else {
+        matrix->group_size = format == MOE_ROUTE_FORMAT_MXFP4 ? 32 : 16;
+        matrix->scales_kind = format == MOE_ROUTE_FORMAT_MXFP4 ? MOER_SCALES_E8M0 : MOER_SCALES_E4M3;
+        if (size != 0 && size != matrix->group_size)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; this format's is %u, or 0 for that", name, (unsigned)size, (unsigned)matrix->group_size);
+        if (from->scales_dtype != MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; this format's scales are bytes, allowed is 0", name, (int)from->scales_dtype);
+        if (matrix->inner % matrix->group_size != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; this format needs a multiple of %u", name, (unsigned)matrix->inner, (unsigned)matrix->group_size);
     }
-}
+    if (format == MOE_ROUTE_FORMAT_INT4 && matrix->inner % 2 != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)matrix->inner);
+    if (matrix->group_size != 0) matrix->num_groups = (matrix->inner - 1) / matrix->group_size + 1;
 
-static int moer_is_quantized(moe_route_format format) { return format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4; }
+    if (from->group_rows > 1) matrix->group_rows = from->group_rows;
+    if (matrix->group_rows != 1 && !(fp8 && size == 128 && matrix->group_rows == 128))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_rows is %u; allowed is 0 or 1, or 128 with FP8 and a group_size of 128", name, (unsigned)from->group_rows);
+    if (from->codes < MOE_ROUTE_CODES_DEFAULT || from->codes > MOE_ROUTE_CODES_SIGNED || (from->codes != MOE_ROUTE_CODES_DEFAULT && !integers))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.codes is %d; allowed is DEFAULT (0), or with INT8 and INT4 also UNSIGNED (1) or SIGNED (2)", name, (int)from->codes);
+    matrix->signed_codes = integers && (from->codes == MOE_ROUTE_CODES_SIGNED || (from->codes == MOE_ROUTE_CODES_DEFAULT && format == MOE_ROUTE_FORMAT_INT8));
+    if (from->zero_points != 0 && !integers)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.zero_points is 0x%llx; its format has none, allowed is 0", name, from->zero_points);
+    matrix->zero_points = from->zero_points;
+
+    if (moer_is_quantized(format)) {
+        const unsigned scale_size = (unsigned)moer_scale_size(matrix->scales_kind);
+        matrix->scales = from->scales;
+        if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
+        if (from->scales % scale_size != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0x%llx; allowed is a multiple of %u", name, from->scales, scale_size);
+    }
+
+    if (from->global_scales_shape < MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT || from->global_scales_shape > MOE_ROUTE_GLOBAL_SCALES_PER_PART ||
+        (from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART && matrix != &layer->gate_up))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales_shape is %d; allowed is PER_EXPERT (0), PER_TENSOR (1) or, with gate_up, PER_PART (2)", name,
+                         (int)from->global_scales_shape);
+    if (from->global_scales == 0) return MOE_ROUTE_OK;
+    if (format != MOE_ROUTE_FORMAT_NVFP4)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales is 0x%llx; its format has none, allowed is 0", name, from->global_scales);
+    if (from->global_scales % 4 != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales is 0x%llx; allowed is a multiple of 4", name, from->global_scales);
+    matrix->global_scales = from->global_scales;
+    matrix->global = from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR   ? MOER_GLOBAL_PER_TENSOR
+                     : from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT ? MOER_GLOBAL_PER_EXPERT
+                     : layer->interleaved                                              ? MOER_GLOBAL_INTERLEAVED
+                                                                                       : MOER_GLOBAL_PER_HALF;
+    return MOE_ROUTE_OK;
+}
 
 static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const moe_route_weights *from, const char *name, uint32_t rows, uint32_t inner, moer_matrix *matrix) {
     moe_route_context *context = layer->context;
     const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE; /* nothing to point at when only compiling */
     const unsigned bits = moer_format_bits(from->format);
+    moe_route_status status;
     memset(matrix, 0, sizeof *matrix);
     if (from->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
     if (bits == 0)
@@ -6345,31 +6865,15 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
     matrix->format = from->format;
     matrix->rows = rows;
     matrix->inner = inner;
-    matrix->num_groups = 1;
+    matrix->num_groups = matrix->group_rows = 1;
+    matrix->scales_kind = MOER_SCALES_F16;
     matrix->data = from->data;
     matrix->bias = from->bias;
     if (addresses && from->data == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0; the weights' address is needed", name);
     if (bits >= 8 && from->data % (bits / 8) != 0)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, bits / 8);
-    if (moer_is_quantized(from->format)) {
-        matrix->scales = from->scales;
-        matrix->scales_dtype = moer_dtype_or(from->scales_dtype, MOE_ROUTE_F16);
-        matrix->group_size = from->group_size;
-        if (from->format == MOE_ROUTE_FORMAT_INT4 && inner % 2 != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)inner);
-        if (from->group_size != 0 && from->group_size != 32 && from->group_size != 64 && from->group_size != 128)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is 0 (a scale a row), 32, 64 or 128", name, (unsigned)from->group_size);
-        if (from->group_size != 0 && inner % from->group_size != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is a divisor of the row's %u inputs", name, (unsigned)from->group_size, (unsigned)inner);
-        if (from->group_size != 0) matrix->num_groups = inner / from->group_size;
-        if (matrix->scales_dtype == MOE_ROUTE_DTYPE_DEFAULT)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->scales_dtype);
-        if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
-        if (from->scales % moer_dtype_size(matrix->scales_dtype) != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0x%llx; allowed is a multiple of %u", name, from->scales, (unsigned)moer_dtype_size(matrix->scales_dtype));
-    } else if (from->scales != 0 || from->group_size != 0) {
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
-    }
+    status = moer_layer_check_scales(layer, from, name, matrix);
+    if (status != MOE_ROUTE_OK) return status;
     if (from->bias != 0) {
         matrix->bias_dtype = moer_dtype_or(from->bias_dtype, layer->dtype);
         if (matrix->bias_dtype == MOE_ROUTE_DTYPE_DEFAULT)
@@ -6524,13 +7028,6 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
            (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
-/* Steps of K in tile.h: four lanes with as many inputs as 16 bytes of weights hold, or a fourth of a group. */
-static uint32_t moer_tile_steps(const moer_matrix *matrix) {
-    uint32_t lane_values = 128u / moer_format_bits(matrix->format);
-    if (matrix->group_size != 0 && matrix->group_size / 4 < lane_values) lane_values = matrix->group_size / 4;
-    return (matrix->inner + 4 * lane_values - 1) / (4 * lane_values);
-}
-
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix);
     return steps < 8 ? steps : 8;
@@ -6542,9 +7039,14 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
     moer_define(defines, "ROWS", matrix->rows);
     moer_define(defines, "INNER", matrix->inner);
     moer_define(defines, "GROUP", matrix->group_size);
-    moer_define(defines, "SCALES", moer_is_quantized(matrix->format) ? matrix->scales_dtype : MOE_ROUTE_F16);
+    moer_define(defines, "GROUP_ROWS", matrix->group_rows);
+    moer_define(defines, "SCALES", matrix->scales_kind);
+    moer_define(defines, "SCALE_ALIGN", moer_alignment(moer_scale_row_bytes(matrix), matrix->scales));
+    moer_define(defines, "ZERO_POINTS", matrix->zero_points != 0);
+    moer_define(defines, "SIGNED", (unsigned long)matrix->signed_codes);
+    moer_define(defines, "GLOBAL", matrix->global);
     moer_define(defines, "BIAS", matrix->bias_dtype);
-    moer_define(defines, "WEIGHT_ALIGN", moer_alignment((unsigned long long)matrix->inner * moer_format_bits(matrix->format) / 8, matrix->data));
+    moer_define(defines, "WEIGHT_ALIGN", moer_alignment(moer_row_bytes(matrix), matrix->data));
     moer_define(defines, "X_ALIGN", moer_row_alignment(matrix->inner, layer->dtype));
     moer_define(defines, "K", layer->router.top_k);
 }
@@ -6880,15 +7382,15 @@ static void moer_routing_layer_maps(moer_routing *routing, const moer_workspace 
 
 /* ---- experts ---- */
 
-static uint64_t moer_matrix_bytes(const moer_matrix *matrix) { /* of one expert, scales included */
-    const uint64_t elements = (uint64_t)matrix->rows * matrix->inner;
-    const uint64_t scales = matrix->group_size != 0 || moer_is_quantized(matrix->format) ? (uint64_t)matrix->rows * matrix->num_groups * moer_dtype_size(matrix->scales_dtype) : 0;
-    return elements * moer_format_bits(matrix->format) / 8 + scales;
+static void moer_weights_args_of(moer_weights_args *args, const moer_matrix *matrix) {
+    args->data = matrix->data;
+    args->scales = matrix->scales;
+    args->zero_points = matrix->zero_points;
+    args->global_scales = matrix->global_scales;
 }
 
 static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *matrix, const moer_maps_out *maps) {
-    args->weights = matrix->data;
-    args->scales = matrix->scales;
+    moer_weights_args_of(&args->weights, matrix);
     args->bias = matrix->bias;
     args->distinct_experts = maps->distinct_experts;
     args->distinct_offsets = maps->distinct_offsets;
@@ -6964,8 +7466,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
         launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
         args = &launch->args.down;
-        args->weights = layer->down.data;
-        args->scales = layer->down.scales;
+        moer_weights_args_of(&args->weights, &layer->down);
         args->bias = layer->down.bias;
         args->h = from->workspace + w->h;
         args->router_weights = routing->weights;

@@ -62,10 +62,17 @@ typedef struct moer_maps_args {
     unsigned int num_blocks;
 } moer_maps_args;
 
+/* The matrices [N, K] of the local experts, as moe_route_weights describes them; null where the format has none. */
+typedef struct moer_weights_args {
+    MOER_ADDRESS(const void) data;
+    MOER_ADDRESS(const void) scales;
+    MOER_ADDRESS(const void) zero_points;
+    MOER_ADDRESS(const float) global_scales;
+} moer_weights_args;
+
 /* matmul.cu: one expert weight matrix times the rows that chose the expert */
 typedef struct moer_matmul_args {
-    MOER_ADDRESS(const void) weights;          /* [E_local, N, K] */
-    MOER_ADDRESS(const void) scales;           /* [E_local, N, K / group] */
+    moer_weights_args weights;
     MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */
     MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */
     MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */
@@ -92,8 +99,7 @@ typedef struct moer_epilogue {
 
 /* down.cu: the down matmul of a small batch, combined */
 typedef struct moer_down_args {
-    MOER_ADDRESS(const void) weights;          /* [E_local, H, I] */
-    MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */
+    moer_weights_args weights;                 /* N = H, K = I */
     MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */
     MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */
     MOER_ADDRESS(const void) router_weights;   /* [T, k] */

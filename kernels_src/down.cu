@@ -8,8 +8,8 @@
   partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a token's result
   doesn't depend on the others in the batch.
 
-  Constants: those of tile.h (X is the dtype of h and y) and epilogue.h; ROWS, the hidden size; BIAS (dtype, 0: none); K,
-  slots a token; WEIGHT_ON_INPUT: h has the router's weight already; K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.
+  Constants: those of tile.h (X is the dtype of h and y, ROWS the hidden size) and epilogue.h; BIAS (dtype, 0: none); K, slots
+  a token; WEIGHT_ON_INPUT: h has the router's weight already; K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.
 */
 #include "device.h"
 #include "args.h"
@@ -30,12 +30,11 @@ KERNEL(moe_route_down, 512, moer_down_args) {
     for (u32 item = warp_index(); item < num_distinct * K_SPLIT; item += block_threads() / 32) {
         const u32 d = item / K_SPLIT, part = item % K_SPLIT;
         const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];
-        const u64 low_row = (u64)expert * ROWS + low_column, high_row = (u64)expert * ROWS + high_column;
-        const u8 *low = (const u8 *)a.weights + low_row * ROW_BYTES, *high = (const u8 *)a.weights + high_row * ROW_BYTES;
+        const weight_row low = find_weight_row(a.weights, expert, low_column), high = find_weight_row(a.weights, expert, high_column);
         for (u32 base = first_row; base < end_row; base += 8) {
             const u8 *x[1] = {base + g < end_row ? (const u8 *)a.h + (u64)(base + g) * INNER * X_BYTES : 0};
             float sums[1][4];
-            multiply_tile<1>(sums, low, high, a.scales, low_row, high_row, x, part, K_SPLIT);
+            multiply_tile<1>(sums, low, high, x, part, K_SPLIT);
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 const u32 row = base + t * 2 + (i & 1);

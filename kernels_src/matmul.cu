@@ -7,11 +7,10 @@
   h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]
   out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0
 
-  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; ACTIVATION,
-  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies
-  x; BIAS (dtype, 0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the
-  arguments say (1), or by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS;
-  ROW_BLOCKS.
+  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; ACTIVATION, moe_route_activation + 1, and CLAMP, as in
+  activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);
+  K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);
+  OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.
   Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).
 */
 #include "device.h"
@@ -26,7 +25,7 @@
 #define PARTIAL_STRIDE (TILE_TOKENS + 1)
 
 /* The weight row that is row `i` (0 to 15) of tile `tile`. Past the matrix: its last row, whose sums nobody uses. */
-DEVICE u32 weight_row(u32 tile, u32 i) {
+DEVICE u32 tile_row(u32 tile, u32 i) {
     u32 column = tile * TILE_COLUMNS + (GATED ? i & 7 : i);
     if (column >= COLUMNS) column = COLUMNS - 1;
     if (!GATED) return column;
@@ -52,8 +51,7 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
     const u32 d = distinct - OUT_BY_PAIR;
     if (d >= num_distinct) return;
     const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];
-    const u64 low_row = (u64)expert * ROWS + weight_row(tile, g), high_row = (u64)expert * ROWS + weight_row(tile, g + 8);
-    const u8 *low = (const u8 *)a.weights + low_row * ROW_BYTES, *high = (const u8 *)a.weights + high_row * ROW_BYTES;
+    const weight_row low = find_weight_row(a.weights, expert, tile_row(tile, g)), high = find_weight_row(a.weights, expert, tile_row(tile, g + 8));
 
     for (u32 base = first_row; base < end_row; base += TILE_TOKENS) {
         const u8 *x[ROW_BLOCKS];
@@ -69,7 +67,7 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
             }
         }
         float sums[ROW_BLOCKS][4];
-        multiply_tile<ROW_BLOCKS>(sums, low, high, a.scales, low_row, high_row, x, warp, WARPS);
+        multiply_tile<ROW_BLOCKS>(sums, low, high, x, warp, WARPS);
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; b++)
 #pragma unroll
@@ -85,13 +83,13 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
             /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */
             const float weight = WEIGHT_ON_INPUT ? load_value(a.router_weights, (u32)a.row_to_pair[row], WEIGHTS) : 1.0f;
             if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);
-            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));
+            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c), BIAS));
             if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);
             if (GATED) {
                 float up = 0.0f;
                 for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);
                 if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
-                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));
+                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c + 8), BIAS));
                 value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
             }
             store_value(a.out, (u64)(OUT_BY_PAIR ? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);

@@ -2,8 +2,7 @@
   vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two
   up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.
 */
-#define DTYPE_F32 1
-#define DTYPE_F16 2
+#include "values.h"
 
 template <int DTYPE, int N>
 DEVICE void load_vector(const void *array, u64 index, float (&value)[N]) {

@@ -252,22 +252,64 @@ typedef struct moe_route_router {
    h is computed in f32 and rounded to the layer's dtype.
    -------------------------------------------------------------------------------------------------------------------- */
 
+/* How weights are stored. q is a weight's code; a scale belongs to a group of group_size consecutive inputs of a row, or to a
+   whole row, and the last group of a row may be shorter. In the 4-bit formats the even input of two has the low half of a
+   byte. Nothing is repacked: the kernels read these bytes. */
 typedef enum moe_route_format {
     MOE_ROUTE_FORMAT_NONE = 0,
     MOE_ROUTE_FORMAT_F32 = 1,
     MOE_ROUTE_FORMAT_F16 = 2,
     MOE_ROUTE_FORMAT_BF16 = 3,
-    MOE_ROUTE_FORMAT_INT8 = 4, /* two's complement, one a byte; value = q * scale */
-    MOE_ROUTE_FORMAT_INT4 = 5  /* two a byte, the even column in the low half; value = (q - 8) * scale. K must be even */
+    MOE_ROUTE_FORMAT_INT8 = 4,  /* a byte each; value = (q - zero point) * scale */
+    MOE_ROUTE_FORMAT_INT4 = 5,  /* two a byte; value = (q - zero point) * scale. K must be even */
+    MOE_ROUTE_FORMAT_FP8 = 6,   /* E4M3 (the variant without infinities), a byte each; value = q * scale */
+    MOE_ROUTE_FORMAT_MXFP4 = 7, /* E2M1, two a byte; a scale byte 2^(e - 127) for 32 inputs. K must be a multiple of 32 */
+    MOE_ROUTE_FORMAT_NVFP4 = 8  /* E2M1, two a byte; an E4M3 scale for 16 inputs; value = q * scale * global scale. K must be
+                                   a multiple of 16 */
 } moe_route_format;
 
-/* E matrices [N, K], each row holding the K inputs of one output column. */
+/* How INT8 and INT4 codes, and their zero points, stand for integers. */
+typedef enum moe_route_codes {
+    MOE_ROUTE_CODES_DEFAULT = 0, /* INT8: SIGNED; INT4: UNSIGNED */
+    MOE_ROUTE_CODES_UNSIGNED = 1,/* 0 to 255 or 15; without zero_points the zero point is 128 or 8 */
+    MOE_ROUTE_CODES_SIGNED = 2   /* two's complement; without zero_points the zero point is 0 */
+} moe_route_codes;
+
+typedef enum moe_route_global_scales {
+    MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT = 0, /* [E] */
+    MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR = 1, /* [1] */
+    MOE_ROUTE_GLOBAL_SCALES_PER_PART = 2    /* [E, 2], for an expert's gate and its up rows; gate_up alone */
+} moe_route_global_scales;
+
+/* E matrices [N, K], each row holding the K inputs of one output column. G = ceil(K / group_size), 1 where group_size is 0.
+
+   Where checkpoints store such matrices, and what to fill in:
+   - ONNX Runtime's QMoE, 4 bits: format INT4; data [E, N, K / 2] bytes, scales [E, N, G], zero points [E, N, ceil(G / 2)] as
+     they are. 8 bits: INT8 with codes UNSIGNED. Byte 0x7a holds 10 for the even input and 7 for the odd one: 2 and -1 times
+     the scale, or 4 and 1 with a zero point of 6.
+   - compressed-tensors, "pack-quantized", 4 bits: format INT4; weight_packed, int32 [N, K / 8] an expert, is the same bytes on
+     a little-endian machine: word 0x98765432 holds 2 to 9 in order, -6 to 1 times the scale. Its zero points are packed
+     along N: unpack them into [N, ceil(G / 2)]. "int-quantized", 8 bits: INT8, byte 0xff is -1 times the scale. NVFP4: pass the
+     reciprocal of weight_global_scale as the global scale.
+   - GPTQ: qweight is int32 [K / 8, N]. As [N, K / 8], which is a transposition of words, it is INT4: word 0x98765432 holds 2
+     to 9, the zero points taken from qzeros with 1 added where the checkpoint is of version 1. A reordering of inputs (g_idx)
+     isn't supported.
+   - GPT-OSS: format MXFP4; blocks [E, N, K / 32, 16] are data, scales [E, N, K / 32] are scales, as they are. Byte 0x52 holds
+     code 2, which is 1, and code 5, which is 3.
+   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)]. */
 typedef struct moe_route_weights {
     moe_route_format format;
     moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
-    moe_route_address scales;     /* INT8, INT4: [E, N, ceil(K / group_size)] */
-    moe_route_dtype scales_dtype; /* default F16 */
-    uint32_t group_size;          /* inputs that share a scale: 32, 64 or 128 and a divisor of K; 0: one scale a row */
+    moe_route_address scales;     /* INT8, INT4: [E, N, G]. FP8: [E, ceil(N / group_rows), G]. MXFP4, NVFP4: bytes [E, N, G] */
+    moe_route_dtype scales_dtype; /* INT8, INT4, FP8; default F16, with FP8 F32 */
+    uint32_t group_size;          /* INT8, INT4: 16, 32, 64 or 128, or 0 for one scale a row. FP8: 128 or 0. MXFP4: 32.
+                                     NVFP4: 16. The last two may be left 0 */
+    uint32_t group_rows;          /* rows that share a scale: 1 (default), or 128 with FP8 and a group_size of 128 */
+    moe_route_codes codes;        /* INT8, INT4 */
+    moe_route_address zero_points;/* INT8: bytes [E, N, G], or 0. INT4: bytes [E, N, ceil(G / 2)], that of an even group in the
+                                     low half, or 0 */
+    moe_route_address global_scales; /* NVFP4: f32, or 0 for 1 */
+    moe_route_global_scales global_scales_shape;
     moe_route_address bias;       /* [E, N], or 0 */
     moe_route_dtype bias_dtype;   /* default: the dtype of the activations */
 } moe_route_weights;

@@ -1,29 +1,10 @@
 /*
-  cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert.
-  Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be held against them. The activation is the
-  kernels' own text.
+  cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert. What
+  the row's bytes mean belongs to cpu_formats.c. Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be
+  held against them. The activation is the kernels' own text.
 */
 #include "internal.h"
 #include "../kernels_src/activations.h"
-
-/* One row of a matrix as numbers. `row` counts over all experts. */
-static void moer_cpu_decode_row(const moer_matrix *matrix, size_t row, float *values) {
-    const unsigned char *data = (const unsigned char *)moer_host(matrix->data);
-    const void *scales = moer_host(matrix->scales);
-    const uint32_t inner = matrix->inner, group = matrix->group_size != 0 ? matrix->group_size : inner;
-    uint32_t k;
-    for (k = 0; k < inner; k++) {
-        const size_t i = row * inner + k;
-        switch (matrix->format) {
-        case MOE_ROUTE_FORMAT_INT4: values[k] = (float)((int)(data[i / 2] >> (i % 2 * 4) & 15) - 8); break;
-        case MOE_ROUTE_FORMAT_INT8: values[k] = (float)(data[i] < 128 ? (int)data[i] : (int)data[i] - 256); break;
-        case MOE_ROUTE_FORMAT_F16: values[k] = moer_load_value(data, i, MOE_ROUTE_F16); break;
-        case MOE_ROUTE_FORMAT_BF16: values[k] = moer_load_value(data, i, MOE_ROUTE_BF16); break;
-        default: values[k] = moer_load_value(data, i, MOE_ROUTE_F32); break;
-        }
-        if (matrix->scales != 0) values[k] *= moer_load_value(scales, row * matrix->num_groups + k / group, matrix->scales_dtype);
-    }
-}
 
 typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of all experts */
     const moe_route_layer *layer;
@@ -62,19 +43,19 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
         if (first == end) continue;
         for (n = 0; n < columns; n++) {
             const size_t base = (size_t)e * matrix->rows;
-            const size_t row = base + (interleaved ? n * 2 : n), up_row = base + (interleaved ? n * 2 + 1 : n + columns);
+            const size_t row = interleaved ? n * 2 : n, up_row = interleaved ? n * 2 + 1 : n + columns;
             float *up = p->scratch + inner;
             int32_t r;
-            moer_cpu_decode_row(matrix, row, p->scratch);
-            if (gated) moer_cpu_decode_row(matrix, up_row, up);
+            moer_cpu_decode_row(matrix, e, row, p->scratch);
+            if (gated) moer_cpu_decode_row(matrix, e, up_row, up);
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
                 const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
                 const double weight = p->input_weights != NULL ? (double)moer_load_value(p->input_weights, pair, layer->router.weights_dtype) : 1.0;
-                float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row));
+                float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + row));
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
-                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row));
+                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + up_row));
                     value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_beta, layer->up_offset, layer->clamp);
                 }
                 moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);

@@ -374,12 +374,41 @@ typedef struct moer_router {
     uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
+typedef enum moer_scales { /* how a scale is stored; the first three as moe_route_dtype */
+    MOER_SCALES_F32 = 1,
+    MOER_SCALES_F16 = 2,
+    MOER_SCALES_BF16 = 3,
+    MOER_SCALES_E8M0 = 4,
+    MOER_SCALES_E4M3 = 5
+} moer_scales;
+
+typedef enum moer_global { /* which of the global scales a row has */
+    MOER_GLOBAL_NONE = 0,
+    MOER_GLOBAL_PER_TENSOR = 1,
+    MOER_GLOBAL_PER_EXPERT = 2,
+    MOER_GLOBAL_PER_HALF = 3,   /* [E, 2]: of the first rows / 2 rows, and of the others */
+    MOER_GLOBAL_INTERLEAVED = 4 /* [E, 2]: of the even rows, and of the odd ones */
+} moer_global;
+
 typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_format format; /* NONE: the layer doesn't have it */
-    uint32_t rows, inner, group_size, num_groups;
-    moe_route_address data, scales, bias;
-    moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
+    uint32_t rows, inner, group_size, group_rows, num_groups;
+    moe_route_address data, scales, zero_points, global_scales, bias;
+    moer_scales scales_kind;
+    moer_global global;
+    int signed_codes;
+    moe_route_dtype bias_dtype; /* DEFAULT without a bias */
 } moer_matrix;
+
+/* ---- formats.c: the sizes of a matrix in its format ---- */
+static int moer_is_quantized(moe_route_format format);
+static unsigned moer_format_bits(moe_route_format format); /* of one weight; 0: no such format */
+static size_t moer_scale_size(moer_scales kind);
+static size_t moer_row_bytes(const moer_matrix *matrix);            /* of data */
+static size_t moer_scale_row_bytes(const moer_matrix *matrix);      /* of scales, for one row or group_rows rows; 0: none */
+static size_t moer_zero_point_row_bytes(const moer_matrix *matrix); /* where they are given */
+static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* of one expert, with scales and zero points */
+static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile.h cuts a row into */
 
 #define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
@@ -453,6 +482,8 @@ static float moer_load_value(const void *array, size_t index, moe_route_dtype dt
 static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value);
 /* Ids and weights of all tokens, and of the shared experts; the latter two may be 0. */
 static void moer_cpu_topk(const moer_router *router, const moer_routing *routing, uint32_t num_tokens, uint32_t num_valid);
+/* One row of a matrix as numbers. */
+static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t row, float *values);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
 

@@ -7,23 +7,79 @@
 
 /* ---- checking a description ---- */
 
-static unsigned moer_format_bits(moe_route_format format) {
-    switch (format) {
-    case MOE_ROUTE_FORMAT_F32: return 32;
-    case MOE_ROUTE_FORMAT_F16:
-    case MOE_ROUTE_FORMAT_BF16: return 16;
-    case MOE_ROUTE_FORMAT_INT8: return 8;
-    case MOE_ROUTE_FORMAT_INT4: return 4;
-    default: return 0;
+/* Checks what `matrix` takes over from `from` beside its data, and completes it. */
+static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const moe_route_weights *from, const char *name, moer_matrix *matrix) {
+    moe_route_context *context = layer->context;
+    const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE;
+    const moe_route_format format = from->format;
+    const int integers = format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4, fp8 = format == MOE_ROUTE_FORMAT_FP8;
+    const uint32_t size = from->group_size;
+    if (!moer_is_quantized(format)) {
+        if (from->scales != 0 || size != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
+    } else if (integers || fp8) {
+        const moe_route_dtype dtype = moer_dtype_or(from->scales_dtype, fp8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16);
+        if (dtype == MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->scales_dtype);
+        matrix->scales_kind = (moer_scales)dtype;
+        if (integers && size != 0 && size != 16 && size != 32 && size != 64 && size != 128)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is 0 (a scale a row), 16, 32, 64 or 128", name, (unsigned)size);
+        if (fp8 && size != 0 && size != 128)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed with FP8 is 0 (a scale a row) or 128", name, (unsigned)size);
+        matrix->group_size = size;
+    } else {
+        matrix->group_size = format == MOE_ROUTE_FORMAT_MXFP4 ? 32 : 16;
+        matrix->scales_kind = format == MOE_ROUTE_FORMAT_MXFP4 ? MOER_SCALES_E8M0 : MOER_SCALES_E4M3;
+        if (size != 0 && size != matrix->group_size)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; this format's is %u, or 0 for that", name, (unsigned)size, (unsigned)matrix->group_size);
+        if (from->scales_dtype != MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; this format's scales are bytes, allowed is 0", name, (int)from->scales_dtype);
+        if (matrix->inner % matrix->group_size != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; this format needs a multiple of %u", name, (unsigned)matrix->inner, (unsigned)matrix->group_size);
     }
-}
+    if (format == MOE_ROUTE_FORMAT_INT4 && matrix->inner % 2 != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)matrix->inner);
+    if (matrix->group_size != 0) matrix->num_groups = (matrix->inner - 1) / matrix->group_size + 1;
 
-static int moer_is_quantized(moe_route_format format) { return format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4; }
+    if (from->group_rows > 1) matrix->group_rows = from->group_rows;
+    if (matrix->group_rows != 1 && !(fp8 && size == 128 && matrix->group_rows == 128))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_rows is %u; allowed is 0 or 1, or 128 with FP8 and a group_size of 128", name, (unsigned)from->group_rows);
+    if (from->codes < MOE_ROUTE_CODES_DEFAULT || from->codes > MOE_ROUTE_CODES_SIGNED || (from->codes != MOE_ROUTE_CODES_DEFAULT && !integers))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.codes is %d; allowed is DEFAULT (0), or with INT8 and INT4 also UNSIGNED (1) or SIGNED (2)", name, (int)from->codes);
+    matrix->signed_codes = integers && (from->codes == MOE_ROUTE_CODES_SIGNED || (from->codes == MOE_ROUTE_CODES_DEFAULT && format == MOE_ROUTE_FORMAT_INT8));
+    if (from->zero_points != 0 && !integers)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.zero_points is 0x%llx; its format has none, allowed is 0", name, from->zero_points);
+    matrix->zero_points = from->zero_points;
+
+    if (moer_is_quantized(format)) {
+        const unsigned scale_size = (unsigned)moer_scale_size(matrix->scales_kind);
+        matrix->scales = from->scales;
+        if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
+        if (from->scales % scale_size != 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0x%llx; allowed is a multiple of %u", name, from->scales, scale_size);
+    }
+
+    if (from->global_scales_shape < MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT || from->global_scales_shape > MOE_ROUTE_GLOBAL_SCALES_PER_PART ||
+        (from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART && matrix != &layer->gate_up))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales_shape is %d; allowed is PER_EXPERT (0), PER_TENSOR (1) or, with gate_up, PER_PART (2)", name,
+                         (int)from->global_scales_shape);
+    if (from->global_scales == 0) return MOE_ROUTE_OK;
+    if (format != MOE_ROUTE_FORMAT_NVFP4)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales is 0x%llx; its format has none, allowed is 0", name, from->global_scales);
+    if (from->global_scales % 4 != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales is 0x%llx; allowed is a multiple of 4", name, from->global_scales);
+    matrix->global_scales = from->global_scales;
+    matrix->global = from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR   ? MOER_GLOBAL_PER_TENSOR
+                     : from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT ? MOER_GLOBAL_PER_EXPERT
+                     : layer->interleaved                                              ? MOER_GLOBAL_INTERLEAVED
+                                                                                       : MOER_GLOBAL_PER_HALF;
+    return MOE_ROUTE_OK;
+}
 
 static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const moe_route_weights *from, const char *name, uint32_t rows, uint32_t inner, moer_matrix *matrix) {
     moe_route_context *context = layer->context;
     const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE; /* nothing to point at when only compiling */
     const unsigned bits = moer_format_bits(from->format);
+    moe_route_status status;
     memset(matrix, 0, sizeof *matrix);
     if (from->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
     if (bits == 0)
@@ -31,31 +87,15 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
     matrix->format = from->format;
     matrix->rows = rows;
     matrix->inner = inner;
-    matrix->num_groups = 1;
+    matrix->num_groups = matrix->group_rows = 1;
+    matrix->scales_kind = MOER_SCALES_F16;
     matrix->data = from->data;
     matrix->bias = from->bias;
     if (addresses && from->data == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0; the weights' address is needed", name);
     if (bits >= 8 && from->data % (bits / 8) != 0)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, bits / 8);
-    if (moer_is_quantized(from->format)) {
-        matrix->scales = from->scales;
-        matrix->scales_dtype = moer_dtype_or(from->scales_dtype, MOE_ROUTE_F16);
-        matrix->group_size = from->group_size;
-        if (from->format == MOE_ROUTE_FORMAT_INT4 && inner % 2 != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)inner);
-        if (from->group_size != 0 && from->group_size != 32 && from->group_size != 64 && from->group_size != 128)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is 0 (a scale a row), 32, 64 or 128", name, (unsigned)from->group_size);
-        if (from->group_size != 0 && inner % from->group_size != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; allowed is a divisor of the row's %u inputs", name, (unsigned)from->group_size, (unsigned)inner);
-        if (from->group_size != 0) matrix->num_groups = inner / from->group_size;
-        if (matrix->scales_dtype == MOE_ROUTE_DTYPE_DEFAULT)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; allowed is F32 (1), F16 (2) or BF16 (3)", name, (int)from->scales_dtype);
-        if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
-        if (from->scales % moer_dtype_size(matrix->scales_dtype) != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0x%llx; allowed is a multiple of %u", name, from->scales, (unsigned)moer_dtype_size(matrix->scales_dtype));
-    } else if (from->scales != 0 || from->group_size != 0) {
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
-    }
+    status = moer_layer_check_scales(layer, from, name, matrix);
+    if (status != MOE_ROUTE_OK) return status;
     if (from->bias != 0) {
         matrix->bias_dtype = moer_dtype_or(from->bias_dtype, layer->dtype);
         if (matrix->bias_dtype == MOE_ROUTE_DTYPE_DEFAULT)
@@ -210,13 +250,6 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
            (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
-/* Steps of K in tile.h: four lanes with as many inputs as 16 bytes of weights hold, or a fourth of a group. */
-static uint32_t moer_tile_steps(const moer_matrix *matrix) {
-    uint32_t lane_values = 128u / moer_format_bits(matrix->format);
-    if (matrix->group_size != 0 && matrix->group_size / 4 < lane_values) lane_values = matrix->group_size / 4;
-    return (matrix->inner + 4 * lane_values - 1) / (4 * lane_values);
-}
-
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix);
     return steps < 8 ? steps : 8;
@@ -228,9 +261,14 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
     moer_define(defines, "ROWS", matrix->rows);
     moer_define(defines, "INNER", matrix->inner);
     moer_define(defines, "GROUP", matrix->group_size);
-    moer_define(defines, "SCALES", moer_is_quantized(matrix->format) ? matrix->scales_dtype : MOE_ROUTE_F16);
+    moer_define(defines, "GROUP_ROWS", matrix->group_rows);
+    moer_define(defines, "SCALES", matrix->scales_kind);
+    moer_define(defines, "SCALE_ALIGN", moer_alignment(moer_scale_row_bytes(matrix), matrix->scales));
+    moer_define(defines, "ZERO_POINTS", matrix->zero_points != 0);
+    moer_define(defines, "SIGNED", (unsigned long)matrix->signed_codes);
+    moer_define(defines, "GLOBAL", matrix->global);
     moer_define(defines, "BIAS", matrix->bias_dtype);
-    moer_define(defines, "WEIGHT_ALIGN", moer_alignment((unsigned long long)matrix->inner * moer_format_bits(matrix->format) / 8, matrix->data));
+    moer_define(defines, "WEIGHT_ALIGN", moer_alignment(moer_row_bytes(matrix), matrix->data));
     moer_define(defines, "X_ALIGN", moer_row_alignment(matrix->inner, layer->dtype));
     moer_define(defines, "K", layer->router.top_k);
 }

@@ -100,15 +100,15 @@ static void moer_routing_layer_maps(moer_routing *routing, const moer_workspace 
 
 /* ---- experts ---- */
 
-static uint64_t moer_matrix_bytes(const moer_matrix *matrix) { /* of one expert, scales included */
-    const uint64_t elements = (uint64_t)matrix->rows * matrix->inner;
-    const uint64_t scales = matrix->group_size != 0 || moer_is_quantized(matrix->format) ? (uint64_t)matrix->rows * matrix->num_groups * moer_dtype_size(matrix->scales_dtype) : 0;
-    return elements * moer_format_bits(matrix->format) / 8 + scales;
+static void moer_weights_args_of(moer_weights_args *args, const moer_matrix *matrix) {
+    args->data = matrix->data;
+    args->scales = matrix->scales;
+    args->zero_points = matrix->zero_points;
+    args->global_scales = matrix->global_scales;
 }
 
 static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *matrix, const moer_maps_out *maps) {
-    args->weights = matrix->data;
-    args->scales = matrix->scales;
+    moer_weights_args_of(&args->weights, matrix);
     args->bias = matrix->bias;
     args->distinct_experts = maps->distinct_experts;
     args->distinct_offsets = maps->distinct_offsets;
@@ -184,8 +184,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
         launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
         args = &launch->args.down;
-        args->weights = layer->down.data;
-        args->scales = layer->down.scales;
+        moer_weights_args_of(&args->weights, &layer->down);
         args->bias = layer->down.bias;
         args->h = from->workspace + w->h;
         args->router_weights = routing->weights;

@@ -82,6 +82,25 @@ static void compile_layers(compilation *c, moe_route_context *context) {
         snprintf(what, sizeof what, "choices %u", i);
         if (!small_size || choice_cases[i].in_small) compile_layer(c, context, &desc, what);
     }
+    for (i = 0; i < NUM_CASES(format_cases); i++) {
+        const format_case *f = &format_cases[i];
+        memset(&desc, 0, sizeof desc);
+        desc.router.num_experts = 3;
+        desc.router.top_k = 2;
+        desc.experts.hidden_size = f->rows;
+        desc.experts.intermediate_size = f->inner;
+        desc.experts.dtype = i % 3 == 0 ? MOE_ROUTE_F16 : i % 3 == 1 ? MOE_ROUTE_BF16 : MOE_ROUTE_F32;
+        desc.experts.down.format = f->format;
+        desc.experts.down.group_size = f->group_size;
+        desc.experts.down.scales_dtype = f->scales_dtype;
+        desc.experts.down.codes = f->codes;
+        desc.experts.down.zero_points = f->zero_points ? 256 : 0;
+        desc.experts.down.group_rows = f->group_rows;
+        desc.experts.down.global_scales = f->global_scales ? 256 : 0;
+        desc.max_tokens = 300;
+        snprintf(what, sizeof what, "format case %u", i);
+        if (!small_size || f->in_small) compile_layer(c, context, &desc, what);
+    }
     for (i = 0; i < 2; i++) { /* the demo's layers */
         memset(&desc, 0, sizeof desc);
         desc.router.num_experts = 32;

@@ -51,10 +51,10 @@ static moe_route_context *open_context(moe_route_device kind, uint32_t target) {
 
 /* ---- descriptions of layers ---- */
 
-typedef enum base { ROUTER, BF16, INT4, INT8 } base;
+typedef enum base { ROUTER, BF16, INT4, INT8, FP8, MXFP4, NVFP4 } base;
 
 static void describe(moe_route_layer_desc *desc, base which) {
-    static const moe_route_format formats[] = {MOE_ROUTE_FORMAT_NONE, MOE_ROUTE_FORMAT_BF16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT8};
+    static const moe_route_format formats[] = {MOE_ROUTE_FORMAT_NONE, MOE_ROUTE_FORMAT_BF16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT8, MOE_ROUTE_FORMAT_FP8, MOE_ROUTE_FORMAT_MXFP4, MOE_ROUTE_FORMAT_NVFP4};
     moe_route_weights *matrices[2];
     int i;
     memset(desc, 0, sizeof *desc);
@@ -70,7 +70,7 @@ static void describe(moe_route_layer_desc *desc, base which) {
         matrices[i]->data = 4096;
         if (which == BF16) continue;
         matrices[i]->scales = 8192;
-        matrices[i]->group_size = 32;
+        matrices[i]->group_size = which == FP8 ? 128 : which == NVFP4 ? 16 : 32;
     }
 }
 
@@ -131,7 +131,7 @@ static const refusal refusals[] = {
     {BF16, {SET(experts.clamp, 0x7fc00000u), NONE}, ARGUMENT, {"experts.clamp is ", "nan"}, 0},
     {BF16, {SET(experts.clamp, 0x40e00000u), SET(experts.clamp_position, 2)}, ARGUMENT, {"experts.clamp_position is 2", "AFTER (1)"}, 0},
     {BF16, {SET(experts.clamp_position, 1), NONE}, ARGUMENT, {"experts.clamp_position is 1", "with a clamp"}, 0},
-    {BF16, {SET(experts.gate_up.format, 6), NONE}, ARGUMENT, {"experts.gate_up.format is 6", "moe_route_format"}, 0},
+    {BF16, {SET(experts.gate_up.format, 9), NONE}, ARGUMENT, {"experts.gate_up.format is 9", "moe_route_format"}, 0},
     {BF16, {SET(experts.down.format, 99), NONE}, ARGUMENT, {"experts.down.format is 99", "moe_route_format"}, 0},
     {BF16, {SET(experts.gate_up.data, 0), NONE}, ARGUMENT, {"experts.gate_up.data is 0", "needed"}, 1},
     {BF16, {SET(experts.down.data, 0), NONE}, ARGUMENT, {"experts.down.data is 0", "needed"}, 1},
@@ -144,9 +144,29 @@ static const refusal refusals[] = {
     {BF16, {SET(experts.down.bias, 4096), SET(experts.down.bias_dtype, 4)}, ARGUMENT, {"experts.down.bias_dtype is 4", "BF16 (3)"}, 0},
     {INT4, {SET(experts.hidden_size, 63), SET(experts.gate_up.group_size, 0)}, ARGUMENT, {"experts.gate_up has rows of 63", "even"}, 0},
     {INT4, {SET(experts.intermediate_size, 31), SET(experts.down.group_size, 0)}, ARGUMENT, {"experts.down has rows of 31", "even"}, 0},
-    {INT4, {SET(experts.gate_up.group_size, 48), NONE}, ARGUMENT, {"experts.gate_up.group_size is 48", "32, 64 or 128"}, 0},
-    {INT4, {SET(experts.down.group_size, 64), NONE}, ARGUMENT, {"experts.down.group_size is 64", "32 inputs"}, 0},
-    {INT8, {SET(experts.hidden_size, 80), NONE}, ARGUMENT, {"experts.gate_up.group_size is 32", "80 inputs"}, 0},
+    {INT4, {SET(experts.gate_up.group_size, 48), NONE}, ARGUMENT, {"experts.gate_up.group_size is 48", "16, 32, 64 or 128"}, 0},
+    {INT8, {SET(experts.down.group_size, 256), NONE}, ARGUMENT, {"experts.down.group_size is 256", "16, 32, 64 or 128"}, 0},
+    {FP8, {SET(experts.down.group_size, 64), NONE}, ARGUMENT, {"experts.down.group_size is 64", "128"}, 0},
+    {MXFP4, {SET(experts.gate_up.group_size, 16), NONE}, ARGUMENT, {"experts.gate_up.group_size is 16", "is 32"}, 0},
+    {NVFP4, {SET(experts.down.group_size, 32), NONE}, ARGUMENT, {"experts.down.group_size is 32", "is 16"}, 0},
+    {MXFP4, {SET(experts.hidden_size, 48), NONE}, ARGUMENT, {"experts.gate_up has rows of 48", "multiple of 32"}, 0},
+    {NVFP4, {SET(experts.intermediate_size, 40), NONE}, ARGUMENT, {"experts.down has rows of 40", "multiple of 16"}, 0},
+    {MXFP4, {SET(experts.gate_up.scales_dtype, MOE_ROUTE_F16), NONE}, ARGUMENT, {"experts.gate_up.scales_dtype is 2", "allowed is 0"}, 0},
+    {NVFP4, {SET(experts.down.scales, 0), NONE}, ARGUMENT, {"experts.down.scales is 0", "needs scales"}, 1},
+    {FP8, {SET(experts.down.scales, 8194), NONE}, ARGUMENT, {"experts.down.scales is 0x2002", "multiple of 4"}, 0},
+    {FP8, {SET(experts.gate_up.scales_dtype, 4), NONE}, ARGUMENT, {"experts.gate_up.scales_dtype is 4", "F32 (1)"}, 0},
+    {FP8, {SET(experts.gate_up.group_rows, 64), NONE}, ARGUMENT, {"experts.gate_up.group_rows is 64", "128 with FP8"}, 0},
+    {FP8, {SET(experts.down.group_rows, 128), SET(experts.down.group_size, 0)}, ARGUMENT, {"experts.down.group_rows is 128", "group_size of 128"}, 0},
+    {INT4, {SET(experts.down.group_rows, 128), SET(experts.down.group_size, 128)}, ARGUMENT, {"experts.down.group_rows is 128", "with FP8"}, 0},
+    {INT4, {SET(experts.gate_up.codes, 3), NONE}, ARGUMENT, {"experts.gate_up.codes is 3", "SIGNED (2)"}, 0},
+    {FP8, {SET(experts.down.codes, MOE_ROUTE_CODES_SIGNED), NONE}, ARGUMENT, {"experts.down.codes is 2", "INT8 and INT4"}, 0},
+    {BF16, {SET(experts.down.codes, MOE_ROUTE_CODES_UNSIGNED), NONE}, ARGUMENT, {"experts.down.codes is 1", "INT8 and INT4"}, 0},
+    {MXFP4, {SET(experts.gate_up.zero_points, 4096), NONE}, ARGUMENT, {"experts.gate_up.zero_points is 0x1000", "has none"}, 0},
+    {BF16, {SET(experts.down.zero_points, 4096), NONE}, ARGUMENT, {"experts.down.zero_points is 0x1000", "has none"}, 0},
+    {INT8, {SET(experts.down.global_scales, 4096), NONE}, ARGUMENT, {"experts.down.global_scales is 0x1000", "has none"}, 0},
+    {NVFP4, {SET(experts.gate_up.global_scales, 4098), NONE}, ARGUMENT, {"experts.gate_up.global_scales is 0x1002", "multiple of 4"}, 0},
+    {NVFP4, {SET(experts.gate_up.global_scales_shape, 3), NONE}, ARGUMENT, {"experts.gate_up.global_scales_shape is 3", "PER_PART (2)"}, 0},
+    {NVFP4, {SET(experts.down.global_scales_shape, MOE_ROUTE_GLOBAL_SCALES_PER_PART), NONE}, ARGUMENT, {"experts.down.global_scales_shape is 2", "with gate_up"}, 0},
     {INT8, {SET(experts.gate_up.scales, 0), NONE}, ARGUMENT, {"experts.gate_up.scales is 0", "needs scales"}, 1},
     {INT4, {SET(experts.down.scales, 0), NONE}, ARGUMENT, {"experts.down.scales is 0", "needs scales"}, 1},
     {INT4, {SET(experts.gate_up.scales_dtype, 4), NONE}, ARGUMENT, {"experts.gate_up.scales_dtype is 4", "F16 (2)"}, 0},

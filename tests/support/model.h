@@ -5,6 +5,8 @@
 #ifndef TEST_MODEL_H
 #define TEST_MODEL_H
 
+#include "weights.h"
+
 typedef struct model_choices { /* of moe_route_experts, beside the weights; all zero: the defaults */
     moe_route_activation activation;
     int no_gate;
@@ -26,16 +28,20 @@ typedef struct model_spec {
     uint32_t first_expert, num_local; /* num_local 0: all */
     uint32_t max_tokens, operations;
     moe_route_switch dependent_launch, fused_combine;
+    moe_route_codes codes;
+    int zero_points;     /* 1: given */
+    uint32_t group_rows; /* 0: 1 */
+    int global_scales;   /* 0: none; 1, 2, 3: by expert, one, by expert and part; in a down matrix the last is by expert */
     model_choices choices;
 } model_spec;
 
 typedef struct model_matrix {
     uint32_t rows, inner;
-    void *data, *scales, *bias; /* as stored; of the local experts */
-    size_t data_size, scales_size, bias_size;
-    float *values;              /* [E_local, rows, inner] */
-    float *bias_values;         /* [E_local, rows], or NULL */
-    device_buffer data_buffer, scales_buffer, bias_buffer;
+    stored_weights stored; /* of the local experts */
+    void *bias;
+    size_t bias_size;
+    float *bias_values;    /* [E_local, rows], or NULL */
+    device_buffer data_buffer, scales_buffer, zero_points_buffer, global_scales_buffer, bias_buffer;
 } model_matrix;
 
 typedef struct model {
@@ -44,15 +50,6 @@ typedef struct model {
     model_matrix gate_up, down;
     moe_route_layer *layer;
 } model;
-
-TEST_FUNCTION quantize_dtype model_storage(moe_route_dtype dtype) { return dtype == MOE_ROUTE_F32 ? QUANTIZE_F32 : dtype == MOE_ROUTE_F16 ? QUANTIZE_F16 : QUANTIZE_BF16; }
-TEST_FUNCTION size_t model_dtype_size(moe_route_dtype dtype) { return dtype == MOE_ROUTE_F32 ? 4 : 2; }
-
-TEST_FUNCTION void *model_alloc(size_t size) {
-    void *memory = calloc(1, size ? size : 1);
-    if (!memory) device_die("out of memory");
-    return memory;
-}
 
 /* The layer's description without addresses. The router is a renormalised softmax. */
 TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *desc) {
@@ -87,69 +84,46 @@ TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *
         weights[i]->format = spec->format;
         weights[i]->scales_dtype = spec->scales_dtype;
         weights[i]->group_size = spec->group_size;
+        weights[i]->group_rows = spec->group_rows;
+        weights[i]->codes = spec->codes;
+        weights[i]->global_scales_shape = spec->global_scales == 2 ? MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR : spec->global_scales == 3 && i == 0 ? MOE_ROUTE_GLOBAL_SCALES_PER_PART : MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT;
         weights[i]->bias_dtype = spec->bias_dtype;
     }
 }
 
-/* Random numbers as they are stored in `dtype`, and what is left of them. */
-TEST_FUNCTION void *model_random_array(test_random *random, size_t count, moe_route_dtype dtype, float deviation, float *values) {
-    void *stored = model_alloc(count * model_dtype_size(dtype));
-    size_t i;
-    for (i = 0; i < count; i++) {
-        quantize_store(stored, model_storage(dtype), i, random_normal(random) * deviation);
-        values[i] = quantize_load(stored, model_storage(dtype), i);
-    }
-    return stored;
+TEST_FUNCTION moe_route_address model_upload(test_device *on, const void *from, size_t size, device_buffer *buffer) {
+    if (size == 0) return 0;
+    *buffer = device_create_from(on, from, size);
+    return buffer->address;
 }
 
+/* `weights` has the description without addresses, and gets them. */
 TEST_FUNCTION void model_matrix_create(test_device *on, test_random *random, const model_spec *spec, uint32_t num_local, uint32_t rows, uint32_t inner, model_matrix *matrix, moe_route_weights *weights) {
-    const size_t count = (size_t)num_local * rows * inner, num_rows = (size_t)num_local * rows;
-    const float deviation = 1.0f / sqrtf((float)inner);
-    size_t i;
+    const size_t num_rows = (size_t)num_local * rows;
     memset(matrix, 0, sizeof *matrix);
     matrix->rows = rows;
     matrix->inner = inner;
-    matrix->values = (float *)model_alloc(count * 4);
-    if (spec->format == MOE_ROUTE_FORMAT_INT4 || spec->format == MOE_ROUTE_FORMAT_INT8) {
-        const size_t groups = quantize_groups(inner, spec->group_size);
-        const int int4 = spec->format == MOE_ROUTE_FORMAT_INT4;
-        float *scale_values = (float *)model_alloc(num_rows * groups * 4);
-        unsigned char *codes;
-        matrix->data_size = int4 ? count / 2 : count;
-        matrix->data = codes = (unsigned char *)model_alloc(matrix->data_size);
-        for (i = 0; i < matrix->data_size; i++) codes[i] = (unsigned char)random_below(random, 256);
-        matrix->scales_size = num_rows * groups * model_dtype_size(spec->scales_dtype);
-        matrix->scales = model_random_array(random, num_rows * groups, spec->scales_dtype, deviation / (int4 ? 4.6f : 74.0f), scale_values);
-        free(scale_values);
-        for (i = 0; i < count; i++)
-            matrix->values[i] = int4 ? quantize_int4_value(codes, matrix->scales, model_storage(spec->scales_dtype), inner, spec->group_size, i / inner, i % inner)
-                                     : quantize_int8_value((const signed char *)codes, matrix->scales, model_storage(spec->scales_dtype), inner, spec->group_size, i / inner, i % inner);
-        matrix->scales_buffer = device_create_from(on, matrix->scales, matrix->scales_size);
-        weights->scales = matrix->scales_buffer.address;
-    } else {
-        const moe_route_dtype dtype = spec->format == MOE_ROUTE_FORMAT_F32 ? MOE_ROUTE_F32 : spec->format == MOE_ROUTE_FORMAT_F16 ? MOE_ROUTE_F16 : MOE_ROUTE_BF16;
-        matrix->data_size = count * model_dtype_size(dtype);
-        matrix->data = model_random_array(random, count, dtype, deviation, matrix->values);
-    }
-    matrix->data_buffer = device_create_from(on, matrix->data, matrix->data_size);
-    weights->data = matrix->data_buffer.address;
+    stored_weights_create(random, weights, spec->zero_points, spec->global_scales != 0, spec->interleaved, num_local, rows, inner, &matrix->stored);
+    weights->data = model_upload(on, matrix->stored.data, matrix->stored.data_size, &matrix->data_buffer);
+    weights->scales = model_upload(on, matrix->stored.scales, matrix->stored.scales_size, &matrix->scales_buffer);
+    weights->zero_points = model_upload(on, matrix->stored.zero_points, matrix->stored.zero_points_size, &matrix->zero_points_buffer);
+    weights->global_scales = model_upload(on, matrix->stored.global_scales, matrix->stored.global_scales_size, &matrix->global_scales_buffer);
     if (spec->bias_dtype != MOE_ROUTE_DTYPE_DEFAULT) {
         matrix->bias_values = (float *)model_alloc(num_rows * 4);
         matrix->bias_size = num_rows * model_dtype_size(spec->bias_dtype);
         matrix->bias = model_random_array(random, num_rows, spec->bias_dtype, 0.3f, matrix->bias_values);
-        matrix->bias_buffer = device_create_from(on, matrix->bias, matrix->bias_size);
-        weights->bias = matrix->bias_buffer.address;
+        weights->bias = model_upload(on, matrix->bias, matrix->bias_size, &matrix->bias_buffer);
     }
 }
 
 TEST_FUNCTION void model_matrix_destroy(test_device *on, model_matrix *matrix) {
-    free(matrix->data);
-    free(matrix->scales);
+    stored_weights_free(&matrix->stored);
     free(matrix->bias);
-    free(matrix->values);
     free(matrix->bias_values);
     device_destroy(on, &matrix->data_buffer);
     if (matrix->scales_buffer.address) device_destroy(on, &matrix->scales_buffer);
+    if (matrix->zero_points_buffer.address) device_destroy(on, &matrix->zero_points_buffer);
+    if (matrix->global_scales_buffer.address) device_destroy(on, &matrix->global_scales_buffer);
     if (matrix->bias_buffer.address) device_destroy(on, &matrix->bias_buffer);
 }
 
@@ -175,7 +149,7 @@ TEST_FUNCTION void model_destroy(test_device *on, model *m) {
 
 /* weight * (W @ x) + bias of one row. */
 TEST_FUNCTION double model_dot(const model_matrix *matrix, size_t row, const float *x, double weight) {
-    const float *values = matrix->values + row * matrix->inner;
+    const float *values = matrix->stored.values + row * matrix->inner;
     double sum = 0;
     uint32_t k;
     for (k = 0; k < matrix->inner; k++) sum += (double)values[k] * (double)x[k];

@@ -1,0 +1,211 @@
+/*
+  packed.h: weights in rows of equally wide codes, with scales and zero points in arrays of their own: F32, F16, BF16, INT8,
+  INT4, FP8, MXFP4, NVFP4. What a lane loads of a row in one step of tile.h, and how it becomes pairs of 16-bit floats.
+
+  A step is 64 bytes of a row; lane t loads bytes 16t to 16t + 15. Where a group is longer than a step, or a row has one
+  scale, that is all. Shorter groups: a matrix fragment adds up what four lanes hold, which then has to belong to one group.
+  So the four lanes exchange words until each holds a fourth of every group (a "sub") of the step.
+
+  Constants, beside tile.h's: GROUP, inputs that share a scale, 0: one scale a row; GROUP_ROWS, rows that share a scale;
+  SCALES, dtype of the scales, also E8M0 and E4M3; SCALE_ALIGN, bytes that the scales of every row are aligned to;
+  ZERO_POINTS, 1: given, in the form of the codes; SIGNED, 1: codes and zero points are two's complement; GLOBAL, a global
+  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4).
+*/
+#include "formats.h"
+
+#define SCALES_E8M0 4
+#define SCALES_E4M3 5
+
+#define WEIGHT_BITS (FORMAT == FORMAT_F32 ? 32 : FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16 ? 16 : FORMAT == FORMAT_INT8 || FORMAT == FORMAT_FP8 ? 8 : 4)
+#define QUANTIZED (WEIGHT_BITS <= 8)
+#define FOUR_BIT_FLOATS (FORMAT == FORMAT_MXFP4 || FORMAT == FORMAT_NVFP4)
+#define LANE_VALUES (128 / WEIGHT_BITS)
+#define SUBS (GROUP != 0 && GROUP / 4 < LANE_VALUES ? LANE_VALUES * 4 / GROUP : 1)
+#define LANE_SUB (LANE_VALUES / SUBS)
+#define LANE_RUN LANE_SUB
+#define SUB_HAS_SCALE (GROUP != 0)
+#define SUB_HAS_MIN 0
+#define PAIR_ORDER (WEIGHT_BITS != 4 ? PAIRS_LINEAR : LANE_SUB == 4 ? PAIRS_OF_4 : PAIRS_OF_8)
+#define CHUNK_WORDS (4 + (GROUP != 0 ? (SUBS * SCALE_BYTES + 3) / 4 : 0) + ZERO_POINTS)
+#define CHUNKS_AHEAD (CHUNK_WORDS <= 6 ? 4 : CHUNK_WORDS <= 8 ? 3 : 2)
+
+#define NUM_GROUPS (GROUP != 0 ? (INNER + GROUP - 1) / (GROUP != 0 ? GROUP : 1) : 1)
+#define SCALE_ROWS ((ROWS + GROUP_ROWS - 1) / GROUP_ROWS)
+#define SCALE_BYTES (SCALES == DTYPE_F32 ? 4 : SCALES == SCALES_E8M0 || SCALES == SCALES_E4M3 ? 1 : 2)
+#define ROW_BYTES ((u64)INNER * WEIGHT_BITS / 8)
+#define ZERO_POINT_ROW_BYTES (WEIGHT_BITS == 4 ? (NUM_GROUPS + 1) / 2 : NUM_GROUPS)
+/* In unsigned codes, without zero points. */
+#define USUAL_ZERO_POINT (WEIGHT_BITS == 4 ? 8u : 128u)
+
+struct weight_row {
+    const u8 *data, *scales, *zero_points;
+    const float *global_scale;
+};
+
+DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 row) {
+    const u64 index = (u64)expert * ROWS + row;
+    weight_row r;
+    r.data = (const u8 *)w.data + index * ROW_BYTES;
+    r.scales = (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES;
+    r.zero_points = (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES;
+    r.global_scale = w.global_scales + (GLOBAL < 2 ? 0 : GLOBAL == 2 ? expert : expert * 2 + (GLOBAL == 3 ? row >= ROWS / 2 : row % 2));
+    return r;
+}
+
+/* A lane's part of a row's step, as it lies in memory. */
+struct weight_chunk {
+    u32 word[4];
+    u32 scale[(SUBS * SCALE_BYTES + 3) / 4];
+    u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */
+};
+
+DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
+    const u32 at = step * 64 + (lane_index() & 3) * 16; /* bytes from the row's start */
+    weight_chunk c;
+    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
+    if (GROUP != 0) {
+        const u32 group = SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
+        load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES ? SCALE_ALIGN : SUBS * SCALE_BYTES)>(
+            c.scale, row.scales + group * SCALE_BYTES, group < NUM_GROUPS ? (NUM_GROUPS - group) * SCALE_BYTES : 0);
+    }
+    if (ZERO_POINTS) {
+        const u32 group = GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
+        const u32 first = WEIGHT_BITS == 4 ? group / 2 : group;
+        load_weights<(WEIGHT_BITS == 4 ? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES ? ZERO_POINT_ROW_BYTES - first : 0);
+        if (WEIGHT_BITS == 4 && SUBS == 1) c.zero_point[0] >>= group % 2 * 4;
+        if (SIGNED) c.zero_point[0] ^= WEIGHT_BITS == 4 ? 0x88888888u : 0x80808080u;
+    }
+    return c;
+}
+
+/* The fourth of a group that lane t has after arrange_weight_chunk. */
+DEVICE u32 lane_quarter() {
+    const u32 t = lane_index() & 3;
+    return SUBS == 2 || SUBS == 8 ? (t >> 1) | (t & 1) << 1 : t;
+}
+
+/* Gives every lane its fourth of each sub: SUBS 2: sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */
+DEVICE void arrange_weight_chunk(weight_chunk &c) {
+    if (SUBS == 2) {
+        exchange_words<2>(c.word[0], c.word[2]);
+        exchange_words<2>(c.word[1], c.word[3]);
+    } else if (SUBS > 2) {
+        exchange_words<1>(c.word[0], c.word[1]);
+        exchange_words<1>(c.word[2], c.word[3]);
+        exchange_words<2>(c.word[0], c.word[2]);
+        exchange_words<2>(c.word[1], c.word[3]);
+    }
+    if (SUBS == 8) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i += 2) { /* lanes 0 and 1 hold even subs, 2 and 3 odd ones: the same again, in halves of words */
+            u32 low = select_bytes(c.word[i], c.word[i + 1], 0x5410), high = select_bytes(c.word[i], c.word[i + 1], 0x7632);
+            exchange_words<2>(low, high);
+            c.word[i] = select_bytes(low, high, 0x5410);
+            c.word[i + 1] = select_bytes(low, high, 0x7632);
+        }
+    }
+}
+
+DEVICE float sub_scale(const weight_chunk &c, u32, u32 sub) {
+    const u32 word = c.scale[sub * SCALE_BYTES / 4] >> (sub * SCALE_BYTES % 4 * 8);
+    if (SCALES == DTYPE_F32) return f32_from_bits(word);
+    if (SCALES == SCALES_E8M0) return moer_e8m0(word & 255);
+    if (SCALES == SCALES_E4M3) return moer_e4m3(word & 255);
+    return SCALES == DTYPE_F16 ? f16_to_f32((u16)word) : bf16_to_f32((u16)word);
+}
+
+DEVICE float sub_min(const weight_chunk &, u32, u32) { return 0.0f; }
+
+/* What every weight of a row is multiplied by, once the sum is there. */
+DEVICE float row_scale(const weight_row &row) {
+    if (GLOBAL) return load_value(row.global_scale, 0, DTYPE_F32);
+    return QUANTIZED && GROUP == 0 ? load_value(row.scales, 0, SCALES) : 1.0f;
+}
+
+#if FORMAT == FORMAT_F32 || FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16
+
+/* The pairs are those of memory. */
+DEVICE void unpack_sub(const weight_chunk &c, u32, u32, u32 (&pair)[LANE_SUB / 2]) {
+#pragma unroll
+    for (u32 i = 0; i < LANE_SUB / 2; i++) pair[i] = c.word[i];
+}
+
+DEVICE void unpack_sub_values(const weight_chunk &c, u32, u32, float (&value)[LANE_SUB]) {
+#pragma unroll
+    for (u32 i = 0; i < LANE_SUB; i++) {
+        if (FORMAT == FORMAT_F32) value[i] = f32_from_bits(c.word[i % 4]);
+        else value[i] = FORMAT == FORMAT_F16 ? f16_to_f32((u16)(c.word[i / 2 % 4] >> (16 * (i % 2)))) : bf16_to_f32((u16)(c.word[i / 2 % 4] >> (16 * (i % 2))));
+    }
+}
+
+#else
+
+/* Two codes of four bits, one in the low bits of each half of `codes`, as floats. They stand in the mantissa of 1024 (f16)
+   or 128 (bf16), from which 1024 or 128 and the zero point are taken away: exact. */
+DEVICE u32 int4_pair(u32 codes, u32 zero_point) {
+    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x000f000fu) | 0x64006400u, zero_point * 0x10001u + 0x64006400u);
+    return bf162_fma((codes & 0x000f000fu) | 0x43004300u, 0x3f803f80u, zero_point * 0x10001u + 0xc300c300u);
+}
+
+/* The same for the bits above those: in f16 they can stay where they are, as 1024 + 16 q, and are divided by 16. */
+DEVICE u32 int4_upper_pair(u32 codes, u32 zero_point) {
+    if (DECODE == DTYPE_F16) return half2_fma((codes & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);
+    return int4_pair(codes >> 4, zero_point);
+}
+
+/* E2M1: the exponent is put where a 16-bit float has its own, then corrected by a power of two. Subnormals come out right. */
+DEVICE u32 fp4_pair(u32 codes) {
+    const u32 sign = (codes << 12) & 0x80008000u;
+    if (DECODE == DTYPE_F16) return half2_fma(sign | ((codes << 9) & 0x0e000e00u), 0x74007400u, 0x80008000u); /* * 2^14 */
+    return bf162_fma(sign | ((codes << 6) & 0x01c001c0u), 0x7e807e80u, 0x80008000u);                          /* * 2^126 */
+}
+
+/* E4M3 likewise; the code is the upper byte of each half. All ones would come out as 480, and become NaN. */
+DEVICE u32 fp8_pair(u32 codes) {
+    const u32 sign = codes & 0x80008000u;
+    const u32 all_ones = ((codes & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
+    const u32 pair = DECODE == DTYPE_F16 ? half2_fma(sign | ((codes >> 1) & 0x3f803f80u), 0x5c005c00u, 0x80008000u)  /* * 2^8 */
+                                         : bf162_fma(sign | ((codes >> 4) & 0x07f007f0u), 0x7b807b80u, 0x80008000u); /* * 2^120 */
+    return pair | (all_ones - (all_ones >> 15));
+}
+
+/* The lane's weights of sub `sub` as pairs of 16-bit floats of type DECODE, in the order PAIR_ORDER. */
+DEVICE void unpack_sub(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_SUB / 2]) {
+    u32 zero_point = USUAL_ZERO_POINT;
+    if (ZERO_POINTS) zero_point = WEIGHT_BITS == 4 ? (c.zero_point[0] >> (4 * sub)) & 15u : (c.zero_point[0] >> (8 * sub)) & 255u;
+#pragma unroll
+    for (u32 i = 0; i < (LANE_SUB * WEIGHT_BITS + 31) / 32; i++) {
+        u32 w = c.word[LANE_SUB * WEIGHT_BITS < 32 ? sub / 2 : sub * (LANE_SUB * WEIGHT_BITS / 32) + i];
+#if FORMAT == FORMAT_INT8
+        if (SIGNED) w ^= 0x80808080u;
+        if (DECODE == DTYPE_F16) {
+            pair[i * 2 + 0] = half2_sub(select_bytes(w, 0x64646464u, 0x4140), zero_point * 0x10001u + 0x64006400u);
+            pair[i * 2 + 1] = half2_sub(select_bytes(w, 0x64646464u, 0x4342), zero_point * 0x10001u + 0x64006400u);
+        } else { /* through the mantissa of 2^23: bf16 has no room for eight bits and the one before them */
+            float q[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) q[j] = f32_add(f32_from_bits(select_bytes(w, 0x4b000000u, 0x7440u + j)), f32_from_bits(0xcb000000u + zero_point));
+            pair[i * 2 + 0] = f32_to_bf162(q[0], q[1]);
+            pair[i * 2 + 1] = f32_to_bf162(q[2], q[3]);
+        }
+#elif FORMAT == FORMAT_FP8
+        pair[i * 2 + 0] = fp8_pair(select_bytes(w, 0, 0x1404));
+        pair[i * 2 + 1] = fp8_pair(select_bytes(w, 0, 0x3424));
+#else
+        if (SIGNED) w ^= 0x88888888u;
+        if (LANE_SUB == 4) { /* the four nibbles of two bytes, a byte in each half: pairs (0, 2) and (1, 3) */
+            w = select_bytes(w, 0, sub % 2 == 0 ? 0x4140 : 0x4342);
+            pair[0] = FOUR_BIT_FLOATS ? fp4_pair(w) : int4_pair(w, zero_point);
+            pair[1] = FOUR_BIT_FLOATS ? fp4_pair(w >> 4) : int4_upper_pair(w, zero_point);
+        } else { /* eight nibbles: pairs (0, 4), (1, 5), (2, 6), (3, 7) */
+#pragma unroll
+            for (u32 j = 0; j < 4; j += 2) {
+                pair[(i * 4 + j) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS ? fp4_pair(w >> (4 * j)) : int4_pair(w >> (4 * j), zero_point);
+                pair[(i * 4 + j + 1) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS ? fp4_pair(w >> (4 * j + 4)) : int4_upper_pair(w >> (4 * j), zero_point);
+            }
+        }
+#endif
+    }
+}
+
+#endif
