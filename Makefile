@@ -17,7 +17,7 @@ KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h
     route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c \
-    cpu_route.c cpu_maps.c cpu_experts.c router.c layer.c sequence.c cpu_operations.c operations.c explain.c)
+    cpu_route.c cpu_maps.c cpu_experts.c router.c preset_table.c presets.c layer.c sequence.c cpu_operations.c operations.c explain.c)
 
 all: moe_route.h
 
