@@ -50,7 +50,7 @@ demo: build/demo
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
-DEVICE_TESTS = test_route test_maps test_layer
+DEVICE_TESTS = test_route test_maps test_layer test_presets
 HOST_TESTS = test_safetensors test_errors test_cache
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
