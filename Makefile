@@ -13,7 +13,7 @@ LDLIBS = -lm -ldl -lpthread
 WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
-KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h select.h tile.h vector.h \
+KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h tile.h vector.h epilogue.h \
     route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c \
@@ -50,8 +50,8 @@ demo: build/demo
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
-DEVICE_TESTS = test_route test_maps test_layer test_presets
-HOST_TESTS = test_safetensors test_errors test_cache
+DEVICE_TESTS = test_route test_presets test_maps test_activations test_layer test_epilogue test_blocks
+HOST_TESTS = test_safetensors test_errors test_router_errors test_cache
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
 build/test_%: tests/test_%.c $(SUPPORT) | build

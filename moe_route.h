@@ -266,7 +266,9 @@ typedef struct moe_route_router {
 
 /* --------------------------------------------------------------------------------------------------------------------
    Experts description: y[t] = sum over j of weights[t, j] * (down[e] @ h + down_bias[e]), e = ids[t, j],
-                        h = silu(gate) * up, with gate and up the two parts of gate_up[e] @ x[t] + gate_up_bias[e]
+                        h = act(gate) * (up + up_offset), with gate and up the two parts of gate_up[e] @ x[t] + gate_up_bias[e],
+                        or h = act(up) in experts without gate
+   h is computed in f32 and rounded to the layer's dtype.
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef enum moe_route_format {
@@ -291,24 +293,50 @@ typedef struct moe_route_weights {
 
 typedef enum moe_route_gate_up_order {
     MOE_ROUTE_GATE_UP_HALVES = 0,     /* rows 0 to I-1 are gate, I to 2I-1 are up */
-    MOE_ROUTE_GATE_UP_INTERLEAVED = 1 /* even rows are gate, odd rows are up */
+    MOE_ROUTE_GATE_UP_INTERLEAVED = 1,/* even rows are gate, odd rows are up */
+    MOE_ROUTE_GATE_UP_NO_GATE = 2     /* rows 0 to I-1 are up */
 } moe_route_gate_up_order;
+
+/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|. A NaN stays one. */
+typedef enum moe_route_activation {
+    MOE_ROUTE_ACTIVATION_SILU = 0,      /* z / (1 + exp(-alpha * z)) */
+    MOE_ROUTE_ACTIVATION_GELU_TANH = 1, /* z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z^3))) */
+    MOE_ROUTE_ACTIVATION_GELU_ERF = 2,  /* z / 2 * (1 + erf(z / sqrt(2))) */
+    MOE_ROUTE_ACTIVATION_RELU2 = 3      /* max(z, 0)^2 */
+} moe_route_activation;
+
+typedef enum moe_route_clamp_position {
+    MOE_ROUTE_CLAMP_BEFORE = 0, /* act(min(z, clamp)); up is kept within -clamp and clamp before up_offset is added */
+    MOE_ROUTE_CLAMP_AFTER = 1   /* min(act(z), clamp); up likewise */
+} moe_route_clamp_position;
 
 typedef struct moe_route_experts {
     uint32_t hidden_size;             /* H, 1 to 65536; 0 in a layer that only routes */
     uint32_t intermediate_size;       /* I, 1 to 65536; 0 in a layer without weights */
     moe_route_dtype dtype;            /* of x, y and the values between the two matmuls; default BF16 */
-    moe_route_weights gate_up;        /* N = 2I, K = H. FORMAT_NONE: this layer is used for its down matmul alone */
+    moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE: this layer is used for its down
+                                         matmul alone */
     moe_route_weights down;           /* N = H, K = I. FORMAT_NONE: likewise for gate_up */
     moe_route_gate_up_order gate_up_order;
+    moe_route_activation activation;
+    float activation_alpha;           /* SILU's alpha; 0: 1. GPT-OSS: 1.702 */
+    float up_offset;                  /* GPT-OSS: 1 */
+    float clamp;                      /* limit of the clamps, positive; 0: none. Without gate there is no up to clamp */
+    moe_route_clamp_position clamp_position;
+    int32_t weight_on_input;          /* 1: weights[t, j] multiplies the expert's input x[t] instead of its output. The f32
+                                         gate_up[e] @ x[t] is multiplied, before its bias: weight * x itself isn't rounded */
     uint32_t first_expert;            /* expert parallelism: the weights hold experts first_expert to ... */
     uint32_t num_local_experts;       /* ... first_expert + num_local_experts - 1; 0: all from first_expert on. Ids outside
                                          contribute nothing */
+    uint32_t num_identity_experts;    /* Z: the last Z of the router's experts before those that skip have no weights and return
+                                         their input: each adds weights[t, j] * x[t] to y[t], in slot j's place, whatever
+                                         weight_on_input is. They aren't local experts, have no place in maps and -1 in an
+                                         expert_map. With expert parallelism they are added where first_expert is 0 */
     moe_route_address expert_map;     /* int32 [E, expert_map_columns] or 0: the physical experts that hold each expert, as
                                          many as there are before a -1; token t uses number t modulo that count. The weights,
                                          first_expert and num_local_experts, and the maps then speak of physical experts */
     uint32_t expert_map_columns;      /* with expert_map: 1 to 64; default 1 */
-    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default E */
+    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights */
 } moe_route_experts;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -380,6 +408,11 @@ typedef struct moe_route_layer_args {
     moe_route_address expert_load;      /* as in moe_route_expert_maps, or 0 */
     moe_route_address x;                /* [T, H] */
     moe_route_address y;                /* [T, H]; may not overlap x */
+    moe_route_address shared_output;    /* [T, H] or 0, a shared expert's. After the sum over slots y[t] gets */
+    moe_route_address shared_output_weights; /* f32 [T] or 0: 1.       + shared_output_weights[t] * shared_output[t] */
+    moe_route_address residual;         /* [T, H] or 0.                + residual[t]
+                                           All in f32, in this order; then y[t] is rounded once. Both may be y itself. With
+                                           expert parallelism give them on one rank */
     moe_route_address num_valid_tokens; /* int32 [1], read by the kernels, or 0. Rows from there on are padding: id -1,
                                            weight 0, y 0 */
     moe_route_address workspace;
@@ -473,13 +506,21 @@ typedef struct moe_route_expand_args {
 MOE_ROUTE_API moe_route_status moe_route_expand(const moe_route_layer *layer, const moe_route_expand_args *args);
 
 /* Combine (finalize): y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, accumulated in
-   f32; a pair whose row is outside 0 to T * k - 1 is left out. */
+   f32; a pair whose row is outside 0 to T * k - 1 is left out, or adds weights[t, j] * x[t] for an identity expert. Then
+   shared expert and residual as in moe_route_layer_args. */
 typedef struct moe_route_combine_args {
     uint32_t num_tokens;
     moe_route_address rows;        /* [T * k, H] */
     moe_route_address pair_to_row; /* int32 [T * k], from the maps. 0: rows are in pair order */
-    moe_route_address weights;     /* [T, k] of the router's weights_dtype */
+    moe_route_address weights;     /* [T, k] of the router's weights_dtype. With weight_on_input the rows have them already:
+                                      only identity experts need them */
     moe_route_address y;           /* [T, H] */
+    moe_route_address ids;         /* int32 [T, k] and */
+    moe_route_address x;           /* [T, H], needed and read where the layer adds identity experts */
+    moe_route_address shared_output; /* [T, H] or 0 */
+    moe_route_address shared_output_weights; /* f32 [T] or 0 */
+    moe_route_address residual;    /* [T, H] or 0 */
+    moe_route_address num_valid_tokens; /* as in moe_route_layer_args: y is 0 from there on */
     moe_route_stream stream;
 } moe_route_combine_args;
 
@@ -531,7 +572,7 @@ MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
 
 typedef struct moe_route_launch_info {
     char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
-    char variant[640];     /* its compile-time constants, as NAME=VALUE words */
+    char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
     uint32_t static_shared_bytes;
@@ -561,7 +602,7 @@ typedef enum moe_route_origin {
 
 typedef struct moe_route_variant_info {
     char kernel[32];
-    char variant[640];
+    char variant[768];
     moe_route_origin origin; /* how this process first got it; later layers share it */
     double milliseconds;     /* what that took: compiling, or reading; and loading into the driver */
     size_t cubin_size;
@@ -674,9 +715,21 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
+    float alpha, up_offset, clamp;             /* of the activation */
 } moer_matmul_args;
+
+/* What down.cu and combine.cu add beside the rows of experts (epilogue.h); null where there is none. */
+typedef struct moer_epilogue {
+    MOER_ADDRESS(const void) x;                /* [T, H] and */
+    MOER_ADDRESS(const int) ids;               /* [T, k], for identity experts */
+    MOER_ADDRESS(const int) num_valid_tokens;  /* [1]; the y of tokens from there on is 0 */
+    MOER_ADDRESS(const void) shared;           /* [T, H] */
+    MOER_ADDRESS(const float) shared_weights;  /* [T], or null: 1 */
+    MOER_ADDRESS(const void) residual;         /* [T, H] */
+} moer_epilogue;
 
 /* down.cu: the down matmul of a small batch, combined */
 typedef struct moer_down_args {
@@ -684,13 +737,14 @@ typedef struct moer_down_args {
     MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */
     MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */
     MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */
-    MOER_ADDRESS(const float) router_weights;  /* [T, k] */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k] */
     MOER_ADDRESS(void) y;                      /* [T, H] */
     MOER_ADDRESS(const int) distinct_experts;
     MOER_ADDRESS(const int) distinct_offsets;
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */
     MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */
+    moer_epilogue epilogue;
     unsigned int num_tokens;
 } moer_down_args;
 
@@ -706,8 +760,9 @@ typedef struct moer_expand_args {
 typedef struct moer_combine_args {
     MOER_ADDRESS(const void) rows;            /* [T * k, H] */
     MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */
-    MOER_ADDRESS(const float) router_weights; /* [T, k] */
+    MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */
     MOER_ADDRESS(void) y;                     /* [T, H] */
+    moer_epilogue epilogue;
     unsigned int num_tokens;
 } moer_combine_args;
 
@@ -770,8 +825,9 @@ typedef struct moer_locale {
 } moer_locale;
 #endif
 
-#define MOER_DEFINES_MAX 640 /* the text of a variant's constants; as in moe_route.h */
-#define MOER_EXPRESSION_MAX 321 /* a score expression as a macro's value */
+#define MOER_DEFINES_MAX 768 /* the text of a variant's constants; as in moe_route.h */
+#define MOER_MAX_EXPRESSION 160u
+#define MOER_EXPRESSION_MAX 401 /* the same as a macro's value: every second character a space that takes four */
 #define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
 
 static void moer_mutex_init(moer_mutex *mutex);
@@ -1067,6 +1123,7 @@ typedef struct moer_router {
     moe_route_address expert_map; /* [E, expert_map_columns]; 0: experts are their own physical experts */
     uint32_t expert_map_columns, num_physical_experts;
     uint32_t first_expert, num_local_experts; /* physical */
+    uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
 typedef struct moer_matrix { /* E_local matrices [rows, inner] */
@@ -1084,13 +1141,16 @@ struct moe_route_layer {
     moer_matrix gate_up, down;
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype;
-    int interleaved, dependent, fused_combine;
+    int gated, interleaved, weight_on_input, dependent, fused_combine;
+    moe_route_activation activation;
+    int clamp_kind;           /* of activations.h */
+    float alpha, up_offset, clamp;
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
     /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
     const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
-    const moer_variant *gate_up_gated[2], *down_rows[2], *down_fused, *combine_rows;
+    const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *combine, *expand;
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
@@ -1381,9 +1441,21 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const int) distinct_count;\n",
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
+    "    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */\n"
     "    unsigned int num_pairs;\n"
     "    unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */\n"
+    "    float alpha, up_offset, clamp;             /* of the activation */\n"
     "} moer_matmul_args;\n"
+    "\n"
+    "/* What down.cu and combine.cu add beside the rows of experts (epilogue.h); null where there is none. */\n"
+    "typedef struct moer_epilogue {\n"
+    "    MOER_ADDRESS(const void) x;                /* [T, H] and */\n"
+    "    MOER_ADDRESS(const int) ids;               /* [T, k], for identity experts */\n"
+    "    MOER_ADDRESS(const int) num_valid_tokens;  /* [1]; the y of tokens from there on is 0 */\n"
+    "    MOER_ADDRESS(const void) shared;           /* [T, H] */\n"
+    "    MOER_ADDRESS(const float) shared_weights;  /* [T], or null: 1 */\n"
+    "    MOER_ADDRESS(const void) residual;         /* [T, H] */\n"
+    "} moer_epilogue;\n"
     "\n"
     "/* down.cu: the down matmul of a small batch, combined */\n"
     "typedef struct moer_down_args {\n"
@@ -1391,13 +1463,14 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */\n"
     "    MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */\n"
     "    MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */\n"
-    "    MOER_ADDRESS(const float) router_weights;  /* [T, k] */\n"
+    "    MOER_ADDRESS(const void) router_weights;   /* [T, k] */\n"
     "    MOER_ADDRESS(void) y;                      /* [T, H] */\n"
     "    MOER_ADDRESS(const int) distinct_experts;\n"
     "    MOER_ADDRESS(const int) distinct_offsets;\n"
     "    MOER_ADDRESS(const int) distinct_count;\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */\n"
+    "    moer_epilogue epilogue;\n"
     "    unsigned int num_tokens;\n"
     "} moer_down_args;\n"
     "\n"
@@ -1413,8 +1486,9 @@ static const char *const moer_source_1[] = { /* args.h */
     "typedef struct moer_combine_args {\n"
     "    MOER_ADDRESS(const void) rows;            /* [T * k, H] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */\n"
-    "    MOER_ADDRESS(const float) router_weights; /* [T, k] */\n"
+    "    MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */\n"
     "    MOER_ADDRESS(void) y;                     /* [T, H] */\n"
+    "    moer_epilogue epilogue;\n"
     "    unsigned int num_tokens;\n"
     "} moer_combine_args;\n",
     NULL};
@@ -1523,7 +1597,7 @@ static const char *const moer_source_4[] = { /* scores.h */
     "    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));\n"
     "}\n"
     "\n"
-    "/* log(1 + e^x) within 3 units of 2^-24, for any x: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the\n"
+    "/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the\n"
     "   logarithm is 2 atanh(u) = 2u + 2u z q(z), z = u^2 up to 1/9, q fitted for the least relative error. */\n"
     "MOER_SCORE float moer_softplus(float x) {\n"
     "    const float t = moer_exp(x < 0.0f \? x : -x);\n"
@@ -1535,14 +1609,15 @@ static const char *const moer_source_4[] = { /* scores.h */
     "    return MOER_FMA(2.0f, q, x > 0.0f \? x : 0.0f);\n"
     "}\n"
     "\n"
-    "MOER_SCORE float moer_sqrt_softplus(float x) { return MOER_SQRT(moer_softplus(x)); }\n"
+    "/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */\n"
+    "MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f \? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }\n"
     "\n"
     "/* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */\n"
-    "MOER_SCORE float moer_tanh(float x) {\n"
+    "MOER_SCORE float moer_tanh(float x) {\n",
     "    const float magnitude = x < 0.0f \? -x : x;\n"
     "    float q;\n"
     "    if (magnitude < 0.625f) {\n"
-    "        const float z = MOER_MUL(x, x);\n",
+    "        const float z = MOER_MUL(x, x);\n"
     "        q = MOER_FMA(-5.70498640e-3f, z, 2.06390861e-2f);\n"
     "        q = MOER_FMA(q, z, -5.37397154e-2f);\n"
     "        q = MOER_FMA(q, z, 1.33314416e-1f);\n"
@@ -1587,7 +1662,76 @@ static const char *const moer_source_4[] = { /* scores.h */
     "    return moer_f32_bits(score) == (0x80000000u | MOER_INFINITY_BITS) \? 0.0f : moer_bounded(score, MOER_LARGEST_F32);\n"
     "}\n",
     NULL};
-static const char *const moer_source_5[] = { /* select.h */
+static const char *const moer_source_5[] = { /* activations.h */
+    "/*\n"
+    "  activations.h: what stands between an expert's two matmuls: clamps, activation, and the product of gate and up; one text\n"
+    "  for the kernels and for the CPU backend, so that both give the same bits. As in scores.h everything is a single IEEE f32\n"
+    "  operation in a fixed order, and no rounded product feeds a sum that a compiler could fuse. Include scores.h first.\n"
+    "  Matmuls and biases don't belong here.\n"
+    "*/\n"
+    "#define MOER_SILU 0 /* values of moe_route_activation */\n"
+    "#define MOER_GELU_TANH 1\n"
+    "#define MOER_GELU_ERF 2\n"
+    "#define MOER_RELU2 3\n"
+    "#define MOER_CLAMP_NONE 0\n"
+    "#define MOER_CLAMP_BEFORE 1 /* moe_route_clamp_position + 1 */\n"
+    "#define MOER_CLAMP_AFTER 2\n"
+    "\n"
+    "/* The normal distribution (1 + erf(x / sqrt(2))) / 2, relative error within 7 units of 2^-24 from x = -12.9 on, below which\n"
+    "   the result is no normal float. With a = |x|, t = 1 / (1 + 0.3 a): the lower tail is e^(-a^2 / 2) t p(t), p fitted for the least relative error up\n"
+    "   to a = 14.5, where the tail is below every float. The part of a^2 that its rounding loses goes back in as a factor. */\n"
+    "MOER_SCORE float moer_normal_cdf(float x) {\n"
+    "    const float a = x < 0.0f \? -x : x;\n"
+    "    float t, p, square, lost, density;\n"
+    "    if (a > 14.5f) return x < 0.0f \? 0.0f : 1.0f;\n"
+    "    t = MOER_DIV(1.0f, MOER_FMA(0.3f, a, 1.0f));\n"
+    "    p = MOER_FMA(-2.06234697e-2f, t, 1.12435617e-1f);\n"
+    "    p = MOER_FMA(p, t, -2.28213608e-1f);\n"
+    "    p = MOER_FMA(p, t, 1.91784531e-1f);\n"
+    "    p = MOER_FMA(p, t, -7.94234946e-2f);\n"
+    "    p = MOER_FMA(p, t, 9.61568356e-2f);\n"
+    "    p = MOER_FMA(p, t, 7.83896521e-2f);\n"
+    "    p = MOER_FMA(p, t, 1.10235423e-1f);\n"
+    "    p = MOER_FMA(p, t, 1.19571812e-1f);\n"
+    "    p = MOER_FMA(p, t, 1.19686693e-1f);\n"
+    "    p = MOER_MUL(p, t);\n"
+    "    square = MOER_MUL(a, a);\n"
+    "    lost = MOER_FMA(a, a, -square);\n"
+    "    density = MOER_MUL(moer_exp(MOER_MUL(-0.5f, square)), MOER_FMA(-0.5f, lost, 1.0f));\n"
+    "    return x < 0.0f \? MOER_MUL(density, p) : MOER_FMA(-density, p, 1.0f);\n"
+    "}\n"
+    "\n"
+    "/* The activation of x. `alpha` is SILU's. A NaN stays one.\n"
+    "   SILU x sigmoid(alpha x); GELU_TANH x (1 + tanh(u)) / 2 = x sigmoid(2u), 2u = sqrt(8 / pi) (x + 0.044715 x^3): relative error\n"
+    "   within 4 + 3 |v| units of 2^-24 from v = -87 on, v the argument of sigmoid, whose rounding is what v enters by.\n"
+    "   GELU_ERF x moer_normal_cdf(x): within 8 units from x = -12.9 on. Below these x the result is 1e-35 |x| at most.\n"
+    "   RELU2 is rounded once. */\n"
+    "MOER_SCORE float moer_activation(int activation, float x, float alpha) {\n"
+    "    if (x != x) return x;\n"
+    "    if (activation == MOER_SILU) return MOER_MUL(x, moer_sigmoid(MOER_MUL(alpha, x)));\n"
+    "    if (activation == MOER_GELU_TANH) return MOER_MUL(x, moer_sigmoid(MOER_MUL(x, MOER_FMA(7.13548163e-2f, MOER_MUL(x, x), 1.59576912f))));\n"
+    "    if (activation == MOER_GELU_ERF) return MOER_MUL(x, moer_normal_cdf(x));\n"
+    "    return x > 0.0f \? MOER_MUL(x, x) : 0.0f;\n"
+    "}\n"
+    "\n"
+    "/* The gate's part of h, or all of it in experts without gate. */\n"
+    "MOER_SCORE float moer_activated_gate(int activation, int clamp, float gate, float alpha, float limit) {\n"
+    "    float value = gate;\n"
+    "    if (clamp == MOER_CLAMP_BEFORE && value > limit) value = limit;\n"
+    "    value = moer_activation(activation, value, alpha);\n"
+    "    if (clamp == MOER_CLAMP_AFTER && value > limit) value = limit;\n"
+    "    return value;\n"
+    "}\n"
+    "\n"
+    "/* up's part of h. */\n"
+    "MOER_SCORE float moer_shifted_up(int clamp, float up, float offset, float limit) {\n"
+    "    float value = up;\n"
+    "    if (clamp != MOER_CLAMP_NONE && value > limit) value = limit;\n"
+    "    if (clamp != MOER_CLAMP_NONE && value < -limit) value = -limit;\n"
+    "    return MOER_ADD(value, offset);\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_6[] = { /* select.h */
     "/*\n"
     "  select.h: the router of one token by one warp: logits [E + S] -> the k best experts and their weights, and the weights of\n"
     "  the S shared experts. The formula is in moe_route.h, above moe_route_router. The maps don't belong here.\n"
@@ -1801,11 +1945,12 @@ static const char *const moer_source_5[] = { /* select.h */
     "#pragma unroll\n"
     "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
     "        const u32 e = i * 32 + lane;\n"
+    "        if (e >= E) continue;\n"
     "        float order = score_of(moer_key_value(key[i]), scale);\n"
     "#if BIAS\n"
-    "        if (e < E) order = f32_add(order, a.selection_bias[e]);\n"
+    "        order = f32_add(order, a.selection_bias[e]);\n"
     "#endif\n"
-    "        if (e < E) key[i] = moer_order_key(order);\n"
+    "        key[i] = moer_order_key(order);\n"
     "    }\n"
     "#endif\n"
     "#if DROPS_GROUPS\n"
@@ -1947,7 +2092,7 @@ static const char *const moer_source_5[] = { /* select.h */
     "    return chosen;\n"
     "}\n",
     NULL};
-static const char *const moer_source_6[] = { /* tile.h */
+static const char *const moer_source_7[] = { /* tile.h */
     "/*\n"
     "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
     "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
@@ -2270,7 +2415,7 @@ static const char *const moer_source_6[] = { /* tile.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_7[] = { /* vector.h */
+static const char *const moer_source_8[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -2347,7 +2492,51 @@ static const char *const moer_source_7[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_8[] = { /* route.cu */
+static const char *const moer_source_9[] = { /* epilogue.h */
+    "/*\n"
+    "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
+    "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
+    "  its sum as one fma. Shared by the kernels that combine, so that they give the same bits. Include vector.h first.\n"
+    "\n"
+    "  Constants: WEIGHTS, the dtype of the router's weights; FIRST_IDENTITY, NUM_IDENTITY: the ids of identity experts that this layer adds; 0: none.\n"
+    "*/\n"
+    "\n"
+    "DEVICE float router_weight(const void *weights, u32 pair) {\n"
+    "    float weight[1];\n"
+    "    load_vector<WEIGHTS, 1>(weights, pair, weight);\n"
+    "    return weight[0];\n"
+    "}\n"
+    "\n"
+    "/* Slot `pair` of a token, which has no row here. `at` is the first of N columns in [T, H] arrays of DTYPE. */\n"
+    "template <int DTYPE, int N>\n"
+    "DEVICE void add_identity(const moer_epilogue &e, const void *weights, u32 pair, u64 at, float (&sum)[N]) {\n"
+    "#if NUM_IDENTITY\n"
+    "    if ((u32)e.ids[pair] - FIRST_IDENTITY >= NUM_IDENTITY) return;\n"
+    "    const float weight = router_weight(weights, pair);\n"
+    "    float x[N];\n"
+    "    load_vector<DTYPE, N>(e.x, at, x);\n"
+    "#pragma unroll\n"
+    "    for (int i = 0; i < N; i++) sum[i] = f32_fma(weight, x[i], sum[i]);\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "template <int DTYPE, int N>\n"
+    "DEVICE void add_shared_and_residual(const moer_epilogue &e, u32 token, u64 at, float (&sum)[N]) {\n"
+    "    float value[N];\n"
+    "    if (e.shared) {\n"
+    "        const float weight = e.shared_weights \? e.shared_weights[token] : 1.0f;\n"
+    "        load_vector<DTYPE, N>(e.shared, at, value);\n"
+    "#pragma unroll\n"
+    "        for (int i = 0; i < N; i++) sum[i] = f32_fma(weight, value[i], sum[i]);\n"
+    "    }\n"
+    "    if (e.residual) {\n"
+    "        load_vector<DTYPE, N>(e.residual, at, value);\n"
+    "#pragma unroll\n"
+    "        for (int i = 0; i < N; i++) sum[i] = f32_add(sum[i], value[i]);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_10[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -2537,7 +2726,7 @@ static const char *const moer_source_8[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_9[] = { /* topk.cu */
+static const char *const moer_source_11[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -2556,7 +2745,7 @@ static const char *const moer_source_9[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_10[] = { /* maps.cu */
+static const char *const moer_source_12[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.\n"
     "\n"
@@ -2745,24 +2934,27 @@ static const char *const moer_source_10[] = { /* maps.cu */
     "        }\n"
     "}\n",
     NULL};
-static const char *const moer_source_11[] = { /* matmul.cu */
+static const char *const moer_source_13[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A block is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and the block\n"
     "  goes through the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once.\n"
     "\n"
-    "  h[r] = silu(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]\n"
-    "  out[r] = W[e] @ x + bias[e]                                          GATED 0: a tile is 16 rows, out [R, N]\n"
+    "  h[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]\n"
+    "  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]\n"
+    "  out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0\n"
     "\n"
-    "  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; BIAS (dtype,\n"
-    "  0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the\n"
-    "  arguments say (1), or by row (2); OUT_BY_PAIR: out is\n"
-    "  indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.\n"
+    "  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; ACTIVATION,\n"
+    "  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies\n"
+    "  x; BIAS (dtype, 0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the\n"
+    "  arguments say (1), or by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS;\n"
+    "  ROW_BLOCKS.\n"
     "  Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
     "#include \"scores.h\"\n"
+    "#include \"activations.h\"\n"
     "#include \"tile.h\"\n"
     "\n"
     "#define COLUMNS (GATED \? ROWS / 2 : ROWS)        /* of the output */\n"
@@ -2813,12 +3005,12 @@ static const char *const moer_source_11[] = { /* matmul.cu */
     "                x[b] = (const u8 *)a.x + (u64)index * INNER * X_BYTES;\n"
     "            }\n"
     "        }\n"
-    "        float sums[ROW_BLOCKS][4];\n"
+    "        float sums[ROW_BLOCKS][4];\n",
     "        multiply_tile<ROW_BLOCKS>(sums, low, high, a.scales, low_row, high_row, x, warp, WARPS);\n"
     "#pragma unroll\n"
     "        for (u32 b = 0; b < ROW_BLOCKS; b++)\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++)\n",
+    "            for (u32 i = 0; i < 4; i++)\n"
     "                partial[(warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];\n"
     "        block_barrier();\n"
     "\n"
@@ -2827,12 +3019,17 @@ static const char *const moer_source_11[] = { /* matmul.cu */
     "            if (row >= end_row || column >= COLUMNS) continue;\n"
     "            float value = 0.0f;\n"
     "            for (u32 w = 0; w < WARPS; w++) value = f32_add(value, partial[(w * 16 + c) * PARTIAL_STRIDE + token]);\n"
+    "            /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
+    "            const float weight = WEIGHT_ON_INPUT \? load_value(a.router_weights, (u32)a.row_to_pair[row], WEIGHTS) : 1.0f;\n"
+    "            if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);\n"
     "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));\n"
+    "            if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
     "            if (GATED) {\n"
     "                float up = 0.0f;\n"
     "                for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
+    "                if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
     "                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));\n"
-    "                value = f32_mul(f32_mul(value, moer_sigmoid(value)), up);\n"
+    "                value = f32_mul(value, moer_shifted_up(CLAMP, up, a.up_offset, a.clamp));\n"
     "            }\n"
     "            store_value(a.out, (u64)(OUT_BY_PAIR \? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);\n"
     "        }\n"
@@ -2840,22 +3037,26 @@ static const char *const moer_source_11[] = { /* matmul.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_12[] = { /* down.cu */
+static const char *const moer_source_14[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
-    "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j.\n"
+    "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
+    "  padding get 0.\n"
     "\n"
     "  A block is 16 output columns of all experts: a warp takes a distinct expert and one of K_SPLIT parts of K, and leaves the\n"
     "  sums of that expert's rows in shared memory. When all are there, a thread adds up one output column of one token. So no\n"
     "  partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a token's result\n"
     "  doesn't depend on the others in the batch.\n"
     "\n"
-    "  Constants: those of tile.h (X is the dtype of h and y); ROWS, the hidden size; BIAS (dtype, 0: none); K, slots a token;\n"
-    "  K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.\n"
+    "  Constants: those of tile.h (X is the dtype of h and y) and epilogue.h; ROWS, the hidden size; BIAS (dtype, 0: none); K,\n"
+    "  slots a token; WEIGHT_ON_INPUT: h has the router's weight already; K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
     "#include \"tile.h\"\n"
+    "#include \"vector.h\"\n"
+    "#include \"epilogue.h\"\n"
     "\n"
     "KERNEL(moe_route_down, 512, moer_down_args) {\n"
     "    SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */\n"
@@ -2884,61 +3085,80 @@ static const char *const moer_source_12[] = { /* down.cu */
     "    }\n"
     "    block_barrier();\n"
     "\n"
+    "    const u32 num_valid = valid_tokens(a.epilogue.num_valid_tokens, a.num_tokens);\n"
     "    for (u32 i = thread_index(); i < a.num_tokens * 16; i += block_threads()) {\n"
     "        const u32 token = i / 16, c = i % 16, column = tile * 16 + c;\n"
     "        if (column >= ROWS) continue;\n"
-    "        float y = 0.0f;\n"
-    "        for (u32 j = 0; j < K; j++) {\n"
-    "            const int row = a.pair_to_row[token * K + j];\n"
-    "            if (row < 0) continue;\n"
-    "            float value = partial[(u32)row * 17 + c];\n"
+    "        const u64 at = (u64)token * ROWS + column;\n"
+    "        float y[1] = {0.0f};\n"
+    "        if (token < num_valid) {\n"
+    "            for (u32 j = 0; j < K; j++) {\n"
+    "                const u32 pair = token * K + j;\n"
+    "                const int row = a.pair_to_row[pair];\n"
+    "                if (row < 0) {\n"
+    "                    add_identity<X>(a.epilogue, a.router_weights, pair, at, y);\n"
+    "                    continue;\n"
+    "                }\n"
+    "                float value = partial[(u32)row * 17 + c];\n"
     "#pragma unroll\n"
-    "            for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);\n"
-    "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));\n"
-    "            y = f32_fma(a.router_weights[token * K + j], value, y);\n"
+    "                for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);\n"
+    "                if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));\n"
+    "                y[0] = f32_fma(WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair), value, y[0]);\n"
+    "            }\n"
+    "            add_shared_and_residual<X>(a.epilogue, token, at, y);\n"
     "        }\n"
-    "        store_value(a.y, (u64)token * ROWS + column, X, y);\n"
+    "        store_value(a.y, at, X, y[0]);\n"
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_13[] = { /* combine.cu */
+static const char *const moer_source_15[] = { /* combine.cu */
     "/*\n"
-    "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32. No atomics: a thread\n"
-    "  owns VECTOR output columns of a token.\n"
+    "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
+    "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
     "\n"
-    "  Constants: HIDDEN; K, slots a token; ROWS_DTYPE, OUT (dtypes); VECTOR, columns a thread, a divisor of HIDDEN.\n"
+    "  Constants: those of epilogue.h; HIDDEN; K, slots a token; ROWS_DTYPE, OUT (dtypes); WEIGHT_ON_INPUT: the rows have the\n"
+    "  router's weight already; VECTOR, columns a thread, a divisor of HIDDEN.\n"
     "  Grid: (blocks of 128 threads over HIDDEN / VECTOR, tokens in steps of the grid's height).\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
     "#include \"vector.h\"\n"
+    "#include \"epilogue.h\"\n"
     "\n"
     "KERNEL(moe_route_combine, 128, moer_combine_args) {\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    const u32 column = (block_index_x() * 128 + thread_index()) * VECTOR;\n"
     "    if (column >= HIDDEN) return;\n"
-    "    const u32 num_pairs = a.num_tokens * K;\n"
+    "    const u32 num_pairs = a.num_tokens * K, num_valid = valid_tokens(a.epilogue.num_valid_tokens, a.num_tokens);\n"
     "    for (u32 token = block_index_y(); token < a.num_tokens; token += grid_blocks_y()) {\n"
+    "        const u64 at = (u64)token * HIDDEN + column;\n"
     "        float sum[VECTOR];\n"
     "#pragma unroll\n"
     "        for (u32 v = 0; v < VECTOR; v++) sum[v] = 0.0f;\n"
+    "        if (token < num_valid) {\n"
     "#pragma unroll 4\n"
-    "        for (u32 j = 0; j < K; j++) {\n"
-    "            const u32 pair = token * K + j;\n"
-    "            const u32 row = a.pair_to_row \? (u32)a.pair_to_row[pair] : pair;\n"
-    "            if (row >= num_pairs) continue;\n"
-    "            float value[VECTOR];\n"
-    "            load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)row * HIDDEN + column, value);\n"
-    "            const float weight = a.router_weights[pair];\n"
+    "            for (u32 j = 0; j < K; j++) {\n"
+    "                const u32 pair = token * K + j;\n"
+    "                const u32 row = a.pair_to_row \? (u32)a.pair_to_row[pair] : pair;\n"
+    "                if (row >= num_pairs) {\n"
+    "                    add_identity<OUT>(a.epilogue, a.router_weights, pair, at, sum);\n"
+    "                    continue;\n"
+    "                }\n"
+    "                float value[VECTOR];\n"
+    "                load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)row * HIDDEN + column, value);\n"
+    "                const float weight = WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair);\n"
     "#pragma unroll\n"
-    "            for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight, value[v], sum[v]);\n"
+    "                for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight, value[v], sum[v]);\n"
+    "            }\n"
+    "            add_shared_and_residual<OUT>(a.epilogue, token, at, sum);\n"
     "        }\n"
-    "        store_vector<OUT, VECTOR>(a.y, (u64)token * HIDDEN + column, sum);\n"
+    "        store_vector<OUT, VECTOR>(a.y, at, sum);\n"
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_14[] = { /* expand.cu */
+static const char *const moer_source_16[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -2977,18 +3197,20 @@ static const moer_source moer_sources[] = {
     {"tokens.h", moer_source_2},
     {"placement.h", moer_source_3},
     {"scores.h", moer_source_4},
-    {"select.h", moer_source_5},
-    {"tile.h", moer_source_6},
-    {"vector.h", moer_source_7},
-    {"route.cu", moer_source_8},
-    {"topk.cu", moer_source_9},
-    {"maps.cu", moer_source_10},
-    {"matmul.cu", moer_source_11},
-    {"down.cu", moer_source_12},
-    {"combine.cu", moer_source_13},
-    {"expand.cu", moer_source_14},
+    {"activations.h", moer_source_5},
+    {"select.h", moer_source_6},
+    {"tile.h", moer_source_7},
+    {"vector.h", moer_source_8},
+    {"epilogue.h", moer_source_9},
+    {"route.cu", moer_source_10},
+    {"topk.cu", moer_source_11},
+    {"maps.cu", moer_source_12},
+    {"matmul.cu", moer_source_13},
+    {"down.cu", moer_source_14},
+    {"combine.cu", moer_source_15},
+    {"expand.cu", moer_source_16},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "a19594bf18e24c2492a09fe57c963f7f68e5133bd6636a96071a4da8065d3f31";
+static const char moer_sources_digest[] = "a73b8753835ec1b7131060e65ea02e1a2aacc20253306a7efc98bb961d29f3f4";
 
 /* ---- src/base.c ---- */
 /*
@@ -5242,7 +5464,7 @@ MOER_SCORE float moer_sigmoid(float x) {
     return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));
 }
 
-/* log(1 + e^x) within 3 units of 2^-24, for any x: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the
+/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the
    logarithm is 2 atanh(u) = 2u + 2u z q(z), z = u^2 up to 1/9, q fitted for the least relative error. */
 MOER_SCORE float moer_softplus(float x) {
     const float t = moer_exp(x < 0.0f ? x : -x);
@@ -5254,7 +5476,8 @@ MOER_SCORE float moer_softplus(float x) {
     return MOER_FMA(2.0f, q, x > 0.0f ? x : 0.0f);
 }
 
-MOER_SCORE float moer_sqrt_softplus(float x) { return MOER_SQRT(moer_softplus(x)); }
+/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */
+MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f ? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }
 
 /* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */
 MOER_SCORE float moer_tanh(float x) {
@@ -5659,8 +5882,78 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
 /* ---- src/cpu_experts.c ---- */
 /*
   cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert.
-  Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be held against them.
+  Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be held against them. The activation is the
+  kernels' own text.
 */
+
+/* ---- kernels_src/activations.h ---- */
+/*
+  activations.h: what stands between an expert's two matmuls: clamps, activation, and the product of gate and up; one text
+  for the kernels and for the CPU backend, so that both give the same bits. As in scores.h everything is a single IEEE f32
+  operation in a fixed order, and no rounded product feeds a sum that a compiler could fuse. Include scores.h first.
+  Matmuls and biases don't belong here.
+*/
+#define MOER_SILU 0 /* values of moe_route_activation */
+#define MOER_GELU_TANH 1
+#define MOER_GELU_ERF 2
+#define MOER_RELU2 3
+#define MOER_CLAMP_NONE 0
+#define MOER_CLAMP_BEFORE 1 /* moe_route_clamp_position + 1 */
+#define MOER_CLAMP_AFTER 2
+
+/* The normal distribution (1 + erf(x / sqrt(2))) / 2, relative error within 7 units of 2^-24 from x = -12.9 on, below which
+   the result is no normal float. With a = |x|, t = 1 / (1 + 0.3 a): the lower tail is e^(-a^2 / 2) t p(t), p fitted for the least relative error up
+   to a = 14.5, where the tail is below every float. The part of a^2 that its rounding loses goes back in as a factor. */
+MOER_SCORE float moer_normal_cdf(float x) {
+    const float a = x < 0.0f ? -x : x;
+    float t, p, square, lost, density;
+    if (a > 14.5f) return x < 0.0f ? 0.0f : 1.0f;
+    t = MOER_DIV(1.0f, MOER_FMA(0.3f, a, 1.0f));
+    p = MOER_FMA(-2.06234697e-2f, t, 1.12435617e-1f);
+    p = MOER_FMA(p, t, -2.28213608e-1f);
+    p = MOER_FMA(p, t, 1.91784531e-1f);
+    p = MOER_FMA(p, t, -7.94234946e-2f);
+    p = MOER_FMA(p, t, 9.61568356e-2f);
+    p = MOER_FMA(p, t, 7.83896521e-2f);
+    p = MOER_FMA(p, t, 1.10235423e-1f);
+    p = MOER_FMA(p, t, 1.19571812e-1f);
+    p = MOER_FMA(p, t, 1.19686693e-1f);
+    p = MOER_MUL(p, t);
+    square = MOER_MUL(a, a);
+    lost = MOER_FMA(a, a, -square);
+    density = MOER_MUL(moer_exp(MOER_MUL(-0.5f, square)), MOER_FMA(-0.5f, lost, 1.0f));
+    return x < 0.0f ? MOER_MUL(density, p) : MOER_FMA(-density, p, 1.0f);
+}
+
+/* The activation of x. `alpha` is SILU's. A NaN stays one.
+   SILU x sigmoid(alpha x); GELU_TANH x (1 + tanh(u)) / 2 = x sigmoid(2u), 2u = sqrt(8 / pi) (x + 0.044715 x^3): relative error
+   within 4 + 3 |v| units of 2^-24 from v = -87 on, v the argument of sigmoid, whose rounding is what v enters by.
+   GELU_ERF x moer_normal_cdf(x): within 8 units from x = -12.9 on. Below these x the result is 1e-35 |x| at most.
+   RELU2 is rounded once. */
+MOER_SCORE float moer_activation(int activation, float x, float alpha) {
+    if (x != x) return x;
+    if (activation == MOER_SILU) return MOER_MUL(x, moer_sigmoid(MOER_MUL(alpha, x)));
+    if (activation == MOER_GELU_TANH) return MOER_MUL(x, moer_sigmoid(MOER_MUL(x, MOER_FMA(7.13548163e-2f, MOER_MUL(x, x), 1.59576912f))));
+    if (activation == MOER_GELU_ERF) return MOER_MUL(x, moer_normal_cdf(x));
+    return x > 0.0f ? MOER_MUL(x, x) : 0.0f;
+}
+
+/* The gate's part of h, or all of it in experts without gate. */
+MOER_SCORE float moer_activated_gate(int activation, int clamp, float gate, float alpha, float limit) {
+    float value = gate;
+    if (clamp == MOER_CLAMP_BEFORE && value > limit) value = limit;
+    value = moer_activation(activation, value, alpha);
+    if (clamp == MOER_CLAMP_AFTER && value > limit) value = limit;
+    return value;
+}
+
+/* up's part of h. */
+MOER_SCORE float moer_shifted_up(int clamp, float up, float offset, float limit) {
+    float value = up;
+    if (clamp != MOER_CLAMP_NONE && value > limit) value = limit;
+    if (clamp != MOER_CLAMP_NONE && value < -limit) value = -limit;
+    return MOER_ADD(value, offset);
+}
 
 /* One row of a matrix as numbers. `row` counts over all experts. */
 static void moer_cpu_decode_row(const moer_matrix *matrix, size_t row, float *values) {
@@ -5682,13 +5975,14 @@ static void moer_cpu_decode_row(const moer_matrix *matrix, size_t row, float *va
 }
 
 typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of all experts */
+    const moe_route_layer *layer;
     const moer_matrix *matrix;
     const int32_t *expert_offsets, *row_to_pair;
-    uint32_t num_local_experts, top_k;
     int x_index; /* 0: x is indexed by token, 1: by pair, 2: by row */
     const void *x;
     moe_route_dtype x_dtype;
-    int gated;   /* 0: plain; 1: silu(gate) * up, halves; 2: the same, interleaved */
+    int activated; /* 1: gate_up with what follows it up to h */
+    const void *input_weights; /* of the router's weights_dtype, by pair, or NULL: they multiply x */
     int out_by_pair;
     void *out;
     moe_route_dtype out_dtype;
@@ -5707,46 +6001,75 @@ static double moer_cpu_bias(const moer_matrix *matrix, size_t row) {
 }
 
 static void moer_cpu_multiply(const moer_cpu_product *p) {
+    const moe_route_layer *layer = p->layer;
     const moer_matrix *matrix = p->matrix;
-    const uint32_t inner = matrix->inner, columns = p->gated ? matrix->rows / 2 : matrix->rows;
+    const int gated = p->activated && layer->gated, interleaved = gated && layer->interleaved;
+    const uint32_t inner = matrix->inner, columns = gated ? matrix->rows / 2 : matrix->rows, top_k = layer->router.top_k;
     uint32_t e, n;
-    for (e = 0; e < p->num_local_experts; e++) {
+    for (e = 0; e < layer->router.num_local_experts; e++) {
         const int32_t first = p->expert_offsets[e], end = p->expert_offsets[e + 1];
         if (first == end) continue;
         for (n = 0; n < columns; n++) {
             const size_t base = (size_t)e * matrix->rows;
-            const size_t row = base + (p->gated == 2 ? n * 2 : n), up_row = base + (p->gated == 2 ? n * 2 + 1 : n + columns);
+            const size_t row = base + (interleaved ? n * 2 : n), up_row = base + (interleaved ? n * 2 + 1 : n + columns);
             float *up = p->scratch + inner;
             int32_t r;
             moer_cpu_decode_row(matrix, row, p->scratch);
-            if (p->gated) moer_cpu_decode_row(matrix, up_row, up);
+            if (gated) moer_cpu_decode_row(matrix, up_row, up);
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
-                const size_t x_row = p->x_index == 0 ? pair / p->top_k : p->x_index == 1 ? pair : (size_t)r;
-                double value = moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row);
-                if (p->gated) {
-                    const double up_value = moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row);
-                    value = value / (1.0 + exp(-value)) * up_value;
+                const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
+                const double weight = p->input_weights != NULL ? (double)moer_load_value(p->input_weights, pair, layer->router.weights_dtype) : 1.0;
+                float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row));
+                if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
+                if (gated) {
+                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row));
+                    value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_offset, layer->clamp);
                 }
-                moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, (float)value);
+                moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);
             }
         }
     }
 }
 
-/* y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]]. */
-static void moer_cpu_combine(const void *rows, moe_route_dtype rows_dtype, const int32_t *pair_to_row, const float *weights, void *y,
-                             moe_route_dtype y_dtype, uint32_t num_tokens, uint32_t top_k, uint32_t hidden_size) {
-    const uint32_t num_pairs = num_tokens * top_k;
+static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t num_tokens) {
+    int32_t valid;
+    if (num_valid_tokens == 0) return num_tokens;
+    memcpy(&valid, moer_host(num_valid_tokens), sizeof valid);
+    return valid < 0 ? 0 : (uint32_t)valid < num_tokens ? (uint32_t)valid : num_tokens;
+}
+
+/* Element `at` of an array [T, H] of the layer's dtype. */
+static double moer_cpu_element(const moe_route_layer *layer, moe_route_address array, size_t at) { return (double)moer_load_value(moer_host(array), at, layer->dtype); }
+
+static double moer_cpu_weight(const moe_route_layer *layer, const moer_combine_args *args, uint32_t pair) {
+    return (double)moer_load_value(moer_host(args->router_weights), pair, layer->router.weights_dtype);
+}
+
+/* combine.cu over the same arguments. */
+static void moer_cpu_combine(const moe_route_layer *layer, const moer_combine_args *args, moe_route_dtype rows_dtype) {
+    const moer_epilogue *epilogue = &args->epilogue;
+    const uint32_t top_k = layer->router.top_k, hidden_size = layer->hidden_size, num_pairs = args->num_tokens * top_k;
+    const uint32_t num_valid = moer_cpu_num_valid(epilogue->num_valid_tokens, args->num_tokens);
+    const int32_t *pair_to_row = (const int32_t *)moer_host(args->pair_to_row), *ids = (const int32_t *)moer_host(epilogue->ids);
+    const float *shared_weights = (const float *)moer_host(epilogue->shared_weights);
     uint32_t t, j, n;
-    for (t = 0; t < num_tokens; t++)
+    for (t = 0; t < args->num_tokens; t++)
         for (n = 0; n < hidden_size; n++) {
+            const size_t at = (size_t)t * hidden_size + n;
             double sum = 0.0;
-            for (j = 0; j < top_k; j++) {
-                const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
-                if (row < num_pairs) sum += (double)weights[pair] * (double)moer_load_value(rows, (size_t)row * hidden_size + n, rows_dtype);
+            if (t < num_valid) {
+                for (j = 0; j < top_k; j++) {
+                    const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
+                    if (row < num_pairs)
+                        sum += (layer->weight_on_input ? 1.0 : moer_cpu_weight(layer, args, pair)) * (double)moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype);
+                    else if (layer->router.num_identity != 0 && (uint32_t)ids[pair] - layer->router.first_identity < layer->router.num_identity)
+                        sum += moer_cpu_weight(layer, args, pair) * moer_cpu_element(layer, epilogue->x, at);
+                }
+                if (epilogue->shared != 0) sum += (shared_weights != NULL ? (double)shared_weights[t] : 1.0) * moer_cpu_element(layer, epilogue->shared, at);
+                if (epilogue->residual != 0) sum += moer_cpu_element(layer, epilogue->residual, at);
             }
-            moer_store_value(y, (size_t)t * hidden_size + n, y_dtype, (float)sum);
+            moer_store_value(moer_host(args->y), at, layer->dtype, (float)sum);
         }
 }
 
@@ -5873,29 +6196,35 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
     return MOE_ROUTE_OK;
 }
 
-/* The user's expression as a macro's value: a comment stands for a space there, and constants are words without spaces. */
+static int moer_is_word(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.'; }
+
+/* The user's expression as a macro's value. Constants are words without spaces: those that keep two tokens apart become
+   comments, which mean the same, the others go. */
 static moe_route_status moer_router_take_expression(moe_route_context *context, const char *expression, char *taken) {
     size_t used = 0, length = expression != NULL ? strlen(expression) : 0, i;
-    int depth = 0;
+    int depth = 0, space = 0;
     if (length == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is missing; SCORE_CUSTOM needs a CUDA expression of x");
-    if (length > (MOER_EXPRESSION_MAX - 1) / 2) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has %u characters; allowed is up to %u", (unsigned)length, (unsigned)((MOER_EXPRESSION_MAX - 1) / 2));
-    for (i = 0; i < length; i++) {
+    if (length > MOER_MAX_EXPRESSION)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has %u characters; allowed is up to %u", (unsigned)length, (unsigned)MOER_MAX_EXPRESSION);
+    for (i = 0; i < length && depth >= 0; i++) {
         const char c = expression[i];
         if (c < ' ' || c > '~' || strchr(";{}\"'#\\@`$", c) != NULL || (c == '/' && (expression[i + 1] == '/' || expression[i + 1] == '*')))
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has character %u (code %u), which no expression needs", (unsigned)i, (unsigned)(unsigned char)c);
         depth += (c == '(') - (c == ')');
-        if (depth < 0) break;
-        if (c != ' ') {
-            taken[used++] = c;
-        } else if (used != 0 && expression[i + 1] != ' ' && expression[i + 1] != 0) {
-            if (used + 4 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+        if (c == ' ') {
+            space = 1;
+            continue;
+        }
+        if (space && used != 0 && moer_is_word(taken[used - 1]) == moer_is_word(c)) {
             memcpy(taken + used, "/**/", 4);
             used += 4;
         }
-        if (used + 1 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+        space = 0;
+        taken[used++] = c;
     }
     taken[used] = 0;
-    if (depth != 0 || used == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is \"%s\"; its parentheses don't match", expression);
+    if (used == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is blank; SCORE_CUSTOM needs a CUDA expression of x");
+    if (depth != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is \"%s\"; its parentheses don't match", expression);
     return MOE_ROUTE_OK;
 }
 
@@ -5956,7 +6285,12 @@ static moe_route_status moer_router_check(moe_route_context *context, const moe_
 }
 
 static moe_route_status moer_router_check_placement(moe_route_context *context, const moe_route_experts *from, moer_router *router) {
-    router->num_physical_experts = router->num_experts - router->num_skip_experts;
+    const uint32_t can_be_identity = router->num_experts - router->num_skip_experts;
+    if (from->num_identity_experts >= can_be_identity)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_identity_experts is %u; allowed is 0 to %u", (unsigned)from->num_identity_experts, (unsigned)can_be_identity - 1);
+    router->num_physical_experts = can_be_identity - from->num_identity_experts;
+    router->first_identity = router->num_physical_experts;
+    router->num_identity = from->first_expert == 0 ? from->num_identity_experts : 0;
     if (from->expert_map % 4 != 0) return moer_refuse(context, "experts.expert_map", from->expert_map, "an address that is a multiple of 4, or 0");
     if (from->expert_map != 0) {
         router->expert_map = from->expert_map;
@@ -6146,9 +6480,45 @@ static const moer_program moer_programs[] = { /* in the order of moer_program_id
 };
 
 typedef enum moer_experts_id {
-    MOER_EXPERTS_SILU, /* down(silu(gate) * up), in halves */
-    MOER_EXPERTS_OTHER /* what a moe_route_experts can't say */
+    MOER_EXPERTS_SILU,
+    MOER_EXPERTS_SILU_CLAMPED,
+    MOER_EXPERTS_STEP,
+    MOER_EXPERTS_GPT_OSS,
+    MOER_EXPERTS_GPT_OSS_HALVES,
+    MOER_EXPERTS_MINIMAX_M3,
+    MOER_EXPERTS_GELU,
+    MOER_EXPERTS_RELU2,
+    MOER_EXPERTS_LLAMA4,
+    MOER_EXPERTS_OTHER
 } moer_experts_id;
+
+typedef struct moer_experts_kind {
+    moe_route_gate_up_order order;
+    moe_route_activation activation;
+    float alpha, up_offset;
+    int clamps;   /* reads swiglu_limit */
+    float clamp;  /* without one; 0: none */
+    moe_route_clamp_position clamp_position;
+    int weight_on_input;
+    uint32_t needs;
+} moer_experts_kind;
+
+#define MOER_NO_CLAMP 0, 0.0f, MOE_ROUTE_CLAMP_BEFORE
+#define MOER_BIASES (MOE_ROUTE_NEED_GATE_UP_BIAS | MOE_ROUTE_NEED_DOWN_BIAS)
+
+static const moer_experts_kind moer_experts_kinds[] = { /* in the order of moer_experts_id */
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, 1, 10.0f, MOE_ROUTE_CLAMP_BEFORE, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, 1, 0.0f, MOE_ROUTE_CLAMP_AFTER, 0, 0},
+    {MOE_ROUTE_GATE_UP_INTERLEAVED, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, MOER_BIASES},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, MOER_BIASES},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_GELU_TANH, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_NO_GATE, MOE_ROUTE_ACTIVATION_RELU2, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 1, 0},
+    /* ReLU without gate (NLLB, Switch Transformers), a soft-capped SwiGLU (Inkling-2), a norm after the experts (Muse) */
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 0, MOE_ROUTE_NEED_OTHER_EXPERTS}
+};
 
 typedef struct moer_preset {
     const char *model_type;
@@ -6173,9 +6543,9 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"deepseek_v2", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
     {"deepseek_v3", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"deepseek_v32", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"deepseek_v4", MOER_PROGRAM_DEEPSEEK_V4, MOER_EXPERTS_OTHER},
-    {"diffusion_gemma", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
-    {"diffusion_gemma_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
+    {"deepseek_v4", MOER_PROGRAM_DEEPSEEK_V4, MOER_EXPERTS_SILU_CLAMPED},
+    {"diffusion_gemma", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"diffusion_gemma_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
     {"dots1", MOER_PROGRAM_DOTS1, MOER_EXPERTS_SILU},
     {"dots3_note", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"dots3_note_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
@@ -6186,26 +6556,26 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"exaone_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"flex_olmo", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
     {"flint", MOER_PROGRAM_SIGMOID, MOER_EXPERTS_SILU},
-    {"gemma4", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
-    {"gemma4_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
+    {"gemma4", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"gemma4_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
     {"glm4_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"glm4_moe_lite", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"glm4v_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"glm4v_moe_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"glm5_next", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"glm5_next_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
+    {"glm5_next", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"glm5_next_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
     {"glm_moe_dsa", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"gpt_oss", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_OTHER},
+    {"gpt_oss", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_GPT_OSS},
     {"granitemoe", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
     {"granitemoe_swa", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
     {"granitemoehybrid", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
     {"granitemoeshared", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
-    {"grok-1", MOER_PROGRAM_GROK, MOER_EXPERTS_OTHER},
+    {"grok-1", MOER_PROGRAM_GROK, MOER_EXPERTS_GELU},
     {"hunyuan_v1_moe", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
     {"hy_v3", MOER_PROGRAM_AFMOE, MOER_EXPERTS_SILU},
-    {"hy_v4", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"hy_v4_vl", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"hy_v4_vl_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
+    {"hy_v4", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"hy_v4_vl", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"hy_v4_vl_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
     {"inkling2", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
     {"inkling2_loop", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
     {"inkling2_loop_text", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
@@ -6222,27 +6592,27 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"laguna", MOER_PROGRAM_LAGUNA, MOER_EXPERTS_SILU},
     {"lara_mini", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
     {"lfm2_moe", MOER_PROGRAM_LFM2, MOER_EXPERTS_SILU},
-    {"llama4", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_OTHER},
-    {"llama4_text", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_OTHER},
-    {"longcat_flash", MOER_PROGRAM_LONGCAT, MOER_EXPERTS_OTHER},
+    {"llama4", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_LLAMA4},
+    {"llama4_text", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_LLAMA4},
+    {"longcat_flash", MOER_PROGRAM_LONGCAT, MOER_EXPERTS_SILU},
     {"mellum", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
     {"mimo_v2_flash", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"minimax", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
     {"minimax_m2", MOER_PROGRAM_MINIMAX_M2, MOER_EXPERTS_SILU},
-    {"minimax_m3_vl", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
-    {"minimax_m3_vl_text", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
+    {"minimax_m3_vl", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_MINIMAX_M3},
+    {"minimax_m3_vl_text", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_MINIMAX_M3},
     {"mistral4", MOER_PROGRAM_MISTRAL4, MOER_EXPERTS_SILU},
     {"mistral_large4", MOER_PROGRAM_MISTRAL_LARGE4, MOER_EXPERTS_SILU},
     {"mistral_large4_text", MOER_PROGRAM_MISTRAL_LARGE4, MOER_EXPERTS_SILU},
     {"mixtral", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
     {"muse_spark", MOER_PROGRAM_MUSE_SPARK, MOER_EXPERTS_OTHER},
     {"muse_spark_text", MOER_PROGRAM_MUSE_SPARK, MOER_EXPERTS_OTHER},
-    {"nemo_speechlm", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"nemotron_h", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"nemotron_h_omni", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
+    {"nemo_speechlm", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
+    {"nemotron_h", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
+    {"nemotron_h_omni", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
     {"nllb-moe", MOER_PROGRAM_NLLB, MOER_EXPERTS_OTHER},
     {"olmoe", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
-    {"openai_privacy_filter", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_OTHER},
+    {"openai_privacy_filter", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_GPT_OSS_HALVES},
     {"phimoe", MOER_PROGRAM_PHIMOE, MOER_EXPERTS_SILU},
     {"qwen2_moe", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
     {"qwen3_5_moe", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
@@ -6260,8 +6630,8 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"sarvam_mla", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"sarvam_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"solar_open", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"step3p5", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
-    {"step3p7", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
+    {"step3p5", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_STEP},
+    {"step3p7", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_STEP},
     {"switch_transformers", MOER_PROGRAM_SOFTMAX, MOER_EXPERTS_OTHER},
     {"unlimited_ocr", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
     {"unlimited_ocr_text", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
@@ -6446,13 +6816,20 @@ static void moer_preset_fill_router(const moe_route_model *model, const moer_pro
     }
 }
 
-static void moer_preset_fill_experts(const moe_route_model *model, moer_experts_id id, moe_route_layer_desc *desc) {
-    if (id == MOER_EXPERTS_OTHER) {
-        desc->needs |= MOE_ROUTE_NEED_OTHER_EXPERTS;
-        return;
-    }
-    desc->experts.hidden_size = model->hidden_size;
-    desc->experts.intermediate_size = model->intermediate_size;
+static void moer_preset_fill_experts(const moe_route_model *model, const moer_experts_kind *kind, moe_route_layer_desc *desc) {
+    moe_route_experts *experts = &desc->experts;
+    desc->needs |= kind->needs;
+    experts->num_identity_experts = model->num_zero_experts;
+    if (kind->needs & MOE_ROUTE_NEED_OTHER_EXPERTS) return;
+    experts->hidden_size = model->hidden_size;
+    experts->intermediate_size = model->intermediate_size;
+    experts->gate_up_order = kind->order;
+    experts->activation = kind->activation;
+    experts->activation_alpha = kind->alpha;
+    experts->up_offset = kind->up_offset;
+    experts->clamp = kind->clamps && model->swiglu_limit != 0.0f ? model->swiglu_limit : kind->clamp;
+    if (experts->clamp != 0.0f) experts->clamp_position = kind->clamp_position;
+    experts->weight_on_input = kind->weight_on_input;
 }
 
 MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, const moe_route_model *model, moe_route_layer_desc *desc) {
@@ -6471,9 +6848,11 @@ MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, cons
     status = moer_preset_check_needed(context, model, &program);
     if (status == MOE_ROUTE_OK) status = moer_preset_check_surplus(context, model, &program);
     if (status == MOE_ROUTE_OK) status = moer_preset_score(context, model, &program);
+    if (status == MOE_ROUTE_OK && !moer_experts_kinds[preset->experts].clamps && model->swiglu_limit != 0.0f)
+        status = moer_preset_surplus(context, model->model_type, "swiglu_limit", (double)model->swiglu_limit, "0");
     if (status != MOE_ROUTE_OK) return status;
     moer_preset_fill_router(model, &program, desc);
-    moer_preset_fill_experts(model, preset->experts, desc);
+    moer_preset_fill_experts(model, &moer_experts_kinds[preset->experts], desc);
     return MOE_ROUTE_OK;
 }
 
@@ -6571,6 +6950,31 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
     return MOE_ROUTE_OK;
 }
 
+static moe_route_status moer_layer_check_activation(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    if (experts->gate_up_order < MOE_ROUTE_GATE_UP_HALVES || experts->gate_up_order > MOE_ROUTE_GATE_UP_NO_GATE)
+        return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0), INTERLEAVED (1) or NO_GATE (2)");
+    if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_RELU2)
+        return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2) or RELU2 (3)");
+    if (!moer_is_finite(experts->activation_alpha) || (experts->activation_alpha != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SILU))
+        return moer_refuse_number(context, "experts.activation_alpha", experts->activation_alpha, "a finite number with SILU, 0 with others");
+    layer->gated = experts->gate_up_order != MOE_ROUTE_GATE_UP_NO_GATE;
+    layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
+    layer->activation = experts->activation;
+    layer->alpha = experts->activation_alpha == 0.0f ? 1.0f : experts->activation_alpha;
+    if (!moer_is_finite(experts->up_offset) || (experts->up_offset != 0.0f && !layer->gated))
+        return moer_refuse_number(context, "experts.up_offset", experts->up_offset, "a finite number, 0 without gate");
+    if (!moer_is_positive(experts->clamp)) return moer_refuse_number(context, "experts.clamp", experts->clamp, "0 (none) or a positive number");
+    if ((experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp_position != MOE_ROUTE_CLAMP_AFTER) ||
+        (experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp == 0.0f))
+        return moer_refuse(context, "experts.clamp_position", (unsigned long long)experts->clamp_position, "BEFORE (0), or AFTER (1) with a clamp");
+    layer->up_offset = experts->up_offset;
+    layer->clamp = experts->clamp;
+    layer->clamp_kind = experts->clamp == 0.0f ? MOER_CLAMP_NONE : experts->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? MOER_CLAMP_BEFORE : MOER_CLAMP_AFTER;
+    layer->weight_on_input = experts->weight_on_input != 0;
+    return MOE_ROUTE_OK;
+}
+
 static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const moe_route_experts *experts) {
     moe_route_context *context = layer->context;
     moe_route_status status;
@@ -6579,15 +6983,14 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
         return moer_refuse(context, "experts.dtype", (unsigned long long)experts->dtype, "F32 (1), F16 (2) or BF16 (3)");
     if (experts->hidden_size > MOER_MAX_SIZE) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536, or 0 without experts");
     layer->hidden_size = experts->hidden_size;
+    status = moer_layer_check_activation(layer, experts);
+    if (status != MOE_ROUTE_OK) return status;
     if (experts->gate_up.format == MOE_ROUTE_FORMAT_NONE && experts->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
     if (experts->hidden_size == 0) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536 with expert weights");
     if (experts->intermediate_size < 1 || experts->intermediate_size > MOER_MAX_SIZE)
         return moer_refuse(context, "experts.intermediate_size", experts->intermediate_size, "1 to 65536 with expert weights");
     layer->intermediate_size = experts->intermediate_size;
-    if (experts->gate_up_order != MOE_ROUTE_GATE_UP_HALVES && experts->gate_up_order != MOE_ROUTE_GATE_UP_INTERLEAVED)
-        return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0) or INTERLEAVED (1)");
-    layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
-    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * 2, experts->hidden_size, &layer->gate_up);
+    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * (layer->gated ? 2 : 1), experts->hidden_size, &layer->gate_up);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_matrix(layer, &experts->down, "down", experts->hidden_size, experts->intermediate_size, &layer->down);
     return status;
 }
@@ -6711,21 +7114,25 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
 }
 
 typedef struct moer_matmul_kind {
-    int gated, x_index, out_by_pair;
+    int activated, x_index, out_by_pair; /* activated: gate_up with what follows it up to h */
     moe_route_dtype out;
     uint32_t warps;
 } moer_matmul_kind;
 
 /* matmul.cu for small and, where the layer can meet them, large batches. */
 static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS, weighs = kind->activated && layer->weight_on_input;
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_tile(defines, layer, matrix);
-        moer_define(defines, "GATED", (unsigned long)kind->gated);
-        moer_define(defines, "INTERLEAVED", kind->gated && layer->interleaved);
+        moer_define(defines, "GATED", kind->activated && layer->gated);
+        moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
+        moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
+        moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
+        moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
+        moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
         moer_define(defines, "OUT", kind->out);
         moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
@@ -6736,9 +7143,18 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
+/* The constants of epilogue.h. */
+static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
+    moer_define(defines, "WEIGHTS", layer->router.weights_dtype);
+    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)layer->weight_on_input);
+    moer_define(defines, "FIRST_IDENTITY", layer->router.num_identity != 0 ? layer->router.first_identity : 0);
+    moer_define(defines, "NUM_IDENTITY", layer->router.num_identity);
+}
+
 static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
     moer_define_tile(defines, layer, &layer->down);
+    moer_define_epilogue(defines, layer);
     moer_define(defines, "K_SPLIT", layer->down_parts);
     moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
     return moer_layer_need(layer, &moer_family_down, defines, &layer->down_fused);
@@ -6755,6 +7171,7 @@ static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_rout
     char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "HIDDEN", layer->hidden_size);
     moer_define(defines, "K", layer->router.top_k);
+    moer_define_epilogue(defines, layer);
     moer_define(defines, "ROWS_DTYPE", rows_dtype);
     moer_define(defines, "OUT", layer->dtype);
     moer_define(defines, "VECTOR", moer_combine_vector(layer));
@@ -6780,13 +7197,13 @@ static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
     moer_matmul_kind kind;
     moe_route_status status;
     memset(&kind, 0, sizeof kind);
-    kind.gated = 1;
+    kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
-    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_gated);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_activated);
     if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
     if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
-    kind.gated = 0;
+    kind.activated = 0;
     kind.x_index = 2;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
@@ -7044,18 +7461,64 @@ static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *m
     args->row_to_pair = maps->row_to_pair;
 }
 
-static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing, moe_route_address x,
-                                  moe_route_address y, const moer_workspace *w, moe_route_address workspace) {
-    const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
+static moer_epilogue moer_layer_epilogue(const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing) {
+    moer_epilogue epilogue;
+    memset(&epilogue, 0, sizeof epilogue);
+    epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    epilogue.ids = layer->router.num_identity != 0 ? routing->ids : 0;
+    epilogue.num_valid_tokens = from->num_valid_tokens;
+    epilogue.shared = from->shared_output;
+    epilogue.shared_weights = from->shared_output_weights;
+    epilogue.residual = from->residual;
+    return epilogue;
+}
+
+/* combine.cu's arguments after the down matmul into the workspace; the CPU's, too. */
+static void moer_combine_args_layer(moer_combine_args *args, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
+    memset(args, 0, sizeof *args);
+    args->rows = from->workspace + w->partial;
+    args->pair_to_row = routing->maps.pair_to_row;
+    args->router_weights = routing->weights;
+    args->y = from->y;
+    args->epilogue = moer_layer_epilogue(layer, from, routing);
+    args->num_tokens = from->num_tokens;
+}
+
+/* The same for the combine on its own. */
+static void moer_combine_args_given(moer_combine_args *args, const moe_route_layer *layer, const moe_route_combine_args *from) {
+    memset(args, 0, sizeof *args);
+    args->rows = from->rows;
+    args->pair_to_row = from->pair_to_row;
+    args->router_weights = from->weights;
+    args->y = from->y;
+    args->epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    args->epilogue.ids = layer->router.num_identity != 0 ? from->ids : 0;
+    args->epilogue.num_valid_tokens = from->num_valid_tokens;
+    args->epilogue.shared = from->shared_output;
+    args->epilogue.shared_weights = from->shared_output_weights;
+    args->epilogue.residual = from->residual;
+    args->num_tokens = from->num_tokens;
+}
+
+static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens) {
+    const uint32_t height = num_tokens < 65535 ? num_tokens : 65535;
+    return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
+}
+
+static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
     const int large = num_pairs > MOER_SMALL_PAIRS;
-    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_gated[large], 0, moer_divide_up(layer->intermediate_size, 8), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
+    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_activated[large], 0, moer_divide_up(layer->gate_up.rows, 16), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
-    moer_combine_args *combine;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
-    gate_up->x = x;
-    gate_up->out = workspace + w->h;
+    gate_up->x = from->x;
+    gate_up->out = from->workspace + w->h;
+    gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
     gate_up->num_pairs = num_pairs;
+    gate_up->alpha = layer->alpha;
+    gate_up->up_offset = layer->up_offset;
+    gate_up->clamp = layer->clamp;
     launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;
 
     if (layer->fused_combine && !large) {
@@ -7068,30 +7531,26 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->weights = layer->down.data;
         args->scales = layer->down.scales;
         args->bias = layer->down.bias;
-        args->h = workspace + w->h;
+        args->h = from->workspace + w->h;
         args->router_weights = routing->weights;
-        args->y = y;
+        args->y = from->y;
         args->distinct_experts = routing->maps.distinct_experts;
         args->distinct_offsets = routing->maps.distinct_offsets;
         args->distinct_count = routing->maps.distinct_count;
         args->pair_to_row = routing->maps.pair_to_row;
         args->row_to_expert = routing->maps.row_to_expert;
-        args->num_tokens = num_tokens;
+        args->epilogue = moer_layer_epilogue(layer, from, routing);
+        args->num_tokens = from->num_tokens;
         return;
     }
     launch = moer_sequence_add(sequence, layer->down_rows[large], 0, moer_divide_up(layer->hidden_size, 16), distinct, layer->down_parts * 32);
     launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
     down = &launch->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
-    down->x = workspace + w->h;
-    down->out = workspace + w->partial;
+    down->x = from->workspace + w->h;
+    down->out = from->workspace + w->partial;
     down->num_pairs = num_pairs;
-    combine = &moer_sequence_add(sequence, layer->combine_rows, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), num_tokens < 65535 ? num_tokens : 65535, 128)->args.combine;
-    combine->rows = workspace + w->partial;
-    combine->pair_to_row = routing->maps.pair_to_row;
-    combine->router_weights = routing->weights;
-    combine->y = y;
-    combine->num_tokens = num_tokens;
+    moer_combine_args_layer(moer_sequence_add_combine(sequence, layer, layer->combine_rows, from->num_tokens), layer, from, routing, w);
 }
 
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
@@ -7121,13 +7580,7 @@ static void moer_sequence_expand(moer_sequence *sequence, const moe_route_layer 
 }
 
 static void moer_sequence_combine(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_combine_args *from) {
-    moer_combine_args *args = &moer_sequence_add(sequence, layer->combine, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128),
-                                                 from->num_tokens < 65535 ? from->num_tokens : 65535, 128)->args.combine;
-    args->rows = from->rows;
-    args->pair_to_row = from->pair_to_row;
-    args->router_weights = from->weights;
-    args->y = from->y;
-    args->num_tokens = from->num_tokens;
+    moer_combine_args_given(moer_sequence_add_combine(sequence, layer, layer->combine, from->num_tokens), layer, from);
 }
 
 /* ---- launching ---- */
@@ -7170,13 +7623,6 @@ static moe_route_status moer_sequence_launch(const moe_route_layer *layer, moer_
   checked before, in operations.c.
 */
 
-static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t num_tokens) {
-    int32_t valid;
-    if (num_valid_tokens == 0) return num_tokens;
-    memcpy(&valid, moer_host(num_valid_tokens), sizeof valid);
-    return valid < 0 ? 0 : (uint32_t)valid < num_tokens ? (uint32_t)valid : num_tokens;
-}
-
 static void moer_cpu_route(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
     const uint32_t num_valid = moer_cpu_num_valid(routing->num_valid_tokens, num_tokens);
     if (routing->logits != 0) moer_cpu_topk(&layer->router, routing, num_tokens, num_valid);
@@ -7186,34 +7632,34 @@ static void moer_cpu_route(const moe_route_layer *layer, uint32_t num_tokens, co
 static void moer_cpu_product_begin(moer_cpu_product *product, const moe_route_layer *layer, const moer_matrix *matrix, const moer_routing *routing,
                                    const moer_workspace *w, moe_route_address workspace) {
     memset(product, 0, sizeof *product);
+    product->layer = layer;
     product->matrix = matrix;
     product->expert_offsets = (const int32_t *)moer_host(routing->maps.expert_offsets);
     product->row_to_pair = (const int32_t *)moer_host(routing->maps.row_to_pair);
-    product->num_local_experts = layer->router.num_local_experts;
-    product->top_k = layer->router.top_k;
     product->x_dtype = product->out_dtype = layer->dtype;
     product->scratch = (float *)moer_host(workspace + w->scratch);
 }
 
 /* The maps are those of moer_routing_layer_maps and the expert offsets. */
-static void moer_cpu_experts(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing, moe_route_address x, moe_route_address y,
-                             const moer_workspace *w, moe_route_address workspace) {
+static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer_args *args, const moer_routing *routing, const moer_workspace *w) {
     moer_cpu_product product;
-    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, workspace);
-    product.x = moer_host(x);
-    product.gated = layer->interleaved ? 2 : 1;
-    product.out = moer_host(workspace + w->h);
+    moer_combine_args combine;
+    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
+    product.x = moer_host(args->x);
+    product.activated = 1;
+    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
+    product.out = moer_host(args->workspace + w->h);
     moer_cpu_multiply(&product);
 
-    moer_cpu_product_begin(&product, layer, &layer->down, routing, w, workspace);
-    product.x = moer_host(workspace + w->h);
+    moer_cpu_product_begin(&product, layer, &layer->down, routing, w, args->workspace);
+    product.x = moer_host(args->workspace + w->h);
     product.x_index = 2;
-    product.out = moer_host(workspace + w->partial);
+    product.out = moer_host(args->workspace + w->partial);
     product.out_dtype = MOE_ROUTE_F32;
     moer_cpu_multiply(&product);
 
-    moer_cpu_combine(moer_host(workspace + w->partial), MOE_ROUTE_F32, (const int32_t *)moer_host(routing->maps.pair_to_row), (const float *)moer_host(routing->weights),
-                     moer_host(y), layer->dtype, num_tokens, layer->router.top_k, layer->hidden_size);
+    moer_combine_args_layer(&combine, layer, args, routing, w);
+    moer_cpu_combine(layer, &combine, MOE_ROUTE_F32);
 }
 
 static void moer_cpu_matmul(const moe_route_layer *layer, const moe_route_matmul_args *args, const moer_routing *routing, const moer_workspace *w) {
@@ -7261,6 +7707,15 @@ static moe_route_status moer_check_address(const moer_call *call, const char *na
     if (address % alignment != 0)
         return moer_fail(call->layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: %s is 0x%llx; allowed is a multiple of %u", call->function, name, address, (unsigned)alignment);
     return MOE_ROUTE_OK;
+}
+
+/* What the combine adds beside the experts. */
+static moe_route_status moer_check_additions(const moer_call *call, moe_route_address shared, moe_route_address weights, moe_route_address residual) {
+    const uint32_t alignment = moer_row_alignment(call->layer->hidden_size, call->layer->dtype);
+    moe_route_status status = moer_check_address(call, "shared_output", shared, weights != 0, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_output_weights", weights, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "residual", residual, 0, alignment);
+    return status;
 }
 
 static moe_route_status moer_check_workspace(const moer_call *call, uint32_t num_tokens, moe_route_address address, size_t size, moer_workspace *w) {
@@ -7369,7 +7824,7 @@ static void moer_sequence_layer(moer_sequence *sequence, const moe_route_layer *
     moer_routing routing;
     moer_layer_routing(args, w, &routing);
     moer_sequence_route(sequence, layer, args->logits != 0 ? layer->route_layer : layer->route_given, args->num_tokens, &routing, w, args->workspace);
-    moer_sequence_experts(sequence, layer, args->num_tokens, &routing, args->x, args->y, w, args->workspace);
+    moer_sequence_experts(sequence, layer, args, &routing, w);
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer, const moe_route_layer_args *args) {
@@ -7404,6 +7859,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "expert_load", args->expert_load, 0, 8);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
@@ -7412,7 +7868,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
         moer_layer_routing(args, &w, &routing);
         routing.maps.expert_offsets = args->workspace + w.expert_offsets;
         moer_cpu_route(layer, args->num_tokens, &routing);
-        moer_cpu_experts(layer, args->num_tokens, &routing, args->x, args->y, &w, args->workspace);
+        moer_cpu_experts(layer, args, &routing, &w);
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;
@@ -7564,6 +8020,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     moer_sequence sequence;
     moe_route_status status;
     uint32_t alignment;
+    int identity;
     if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
     call.layer = layer;
     call.function = "moe_route_combine";
@@ -7571,14 +8028,20 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    identity = layer->router.num_identity != 0;
     status = moer_check_address(&call, "rows", args->rows, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 1, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, identity, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, identity, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status != MOE_ROUTE_OK) return status;
     if (moer_is_cpu(layer)) {
-        moer_cpu_combine(moer_host(args->rows), layer->dtype, (const int32_t *)moer_host(args->pair_to_row), (const float *)moer_host(args->weights), moer_host(args->y), layer->dtype,
-                         args->num_tokens, layer->router.top_k, layer->hidden_size);
+        moer_combine_args combine;
+        moer_combine_args_given(&combine, layer, args);
+        moer_cpu_combine(layer, &combine, layer->dtype);
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;

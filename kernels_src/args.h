@@ -74,9 +74,21 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
+    float alpha, up_offset, clamp;             /* of the activation */
 } moer_matmul_args;
+
+/* What down.cu and combine.cu add beside the rows of experts (epilogue.h); null where there is none. */
+typedef struct moer_epilogue {
+    MOER_ADDRESS(const void) x;                /* [T, H] and */
+    MOER_ADDRESS(const int) ids;               /* [T, k], for identity experts */
+    MOER_ADDRESS(const int) num_valid_tokens;  /* [1]; the y of tokens from there on is 0 */
+    MOER_ADDRESS(const void) shared;           /* [T, H] */
+    MOER_ADDRESS(const float) shared_weights;  /* [T], or null: 1 */
+    MOER_ADDRESS(const void) residual;         /* [T, H] */
+} moer_epilogue;
 
 /* down.cu: the down matmul of a small batch, combined */
 typedef struct moer_down_args {
@@ -84,13 +96,14 @@ typedef struct moer_down_args {
     MOER_ADDRESS(const void) scales;           /* [E_local, H, I / group] */
     MOER_ADDRESS(const void) bias;             /* [E_local, H] or null */
     MOER_ADDRESS(const void) h;                /* [T * k, I] in row order */
-    MOER_ADDRESS(const float) router_weights;  /* [T, k] */
+    MOER_ADDRESS(const void) router_weights;   /* [T, k] */
     MOER_ADDRESS(void) y;                      /* [T, H] */
     MOER_ADDRESS(const int) distinct_experts;
     MOER_ADDRESS(const int) distinct_offsets;
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */
     MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */
+    moer_epilogue epilogue;
     unsigned int num_tokens;
 } moer_down_args;
 
@@ -106,7 +119,8 @@ typedef struct moer_expand_args {
 typedef struct moer_combine_args {
     MOER_ADDRESS(const void) rows;            /* [T * k, H] */
     MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */
-    MOER_ADDRESS(const float) router_weights; /* [T, k] */
+    MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */
     MOER_ADDRESS(void) y;                     /* [T, H] */
+    moer_epilogue epilogue;
     unsigned int num_tokens;
 } moer_combine_args;

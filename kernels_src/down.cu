@@ -1,18 +1,22 @@
 /*
   down.cu: the down matmul of a small batch, and the combine, in one kernel:
-  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j.
+  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of
+  padding get 0.
 
   A block is 16 output columns of all experts: a warp takes a distinct expert and one of K_SPLIT parts of K, and leaves the
   sums of that expert's rows in shared memory. When all are there, a thread adds up one output column of one token. So no
   partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a token's result
   doesn't depend on the others in the batch.
 
-  Constants: those of tile.h (X is the dtype of h and y); ROWS, the hidden size; BIAS (dtype, 0: none); K, slots a token;
-  K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.
+  Constants: those of tile.h (X is the dtype of h and y) and epilogue.h; ROWS, the hidden size; BIAS (dtype, 0: none); K,
+  slots a token; WEIGHT_ON_INPUT: h has the router's weight already; K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.
 */
 #include "device.h"
 #include "args.h"
+#include "tokens.h"
 #include "tile.h"
+#include "vector.h"
+#include "epilogue.h"
 
 KERNEL(moe_route_down, 512, moer_down_args) {
     SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */
@@ -41,19 +45,28 @@ KERNEL(moe_route_down, 512, moer_down_args) {
     }
     block_barrier();
 
+    const u32 num_valid = valid_tokens(a.epilogue.num_valid_tokens, a.num_tokens);
     for (u32 i = thread_index(); i < a.num_tokens * 16; i += block_threads()) {
         const u32 token = i / 16, c = i % 16, column = tile * 16 + c;
         if (column >= ROWS) continue;
-        float y = 0.0f;
-        for (u32 j = 0; j < K; j++) {
-            const int row = a.pair_to_row[token * K + j];
-            if (row < 0) continue;
-            float value = partial[(u32)row * 17 + c];
+        const u64 at = (u64)token * ROWS + column;
+        float y[1] = {0.0f};
+        if (token < num_valid) {
+            for (u32 j = 0; j < K; j++) {
+                const u32 pair = token * K + j;
+                const int row = a.pair_to_row[pair];
+                if (row < 0) {
+                    add_identity<X>(a.epilogue, a.router_weights, pair, at, y);
+                    continue;
+                }
+                float value = partial[(u32)row * 17 + c];
 #pragma unroll
-            for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);
-            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));
-            y = f32_fma(a.router_weights[token * K + j], value, y);
+                for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);
+                if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));
+                y[0] = f32_fma(WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair), value, y[0]);
+            }
+            add_shared_and_residual<X>(a.epilogue, token, at, y);
         }
-        store_value(a.y, (u64)token * ROWS + column, X, y);
+        store_value(a.y, at, X, y[0]);
     }
 }

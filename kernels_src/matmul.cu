@@ -3,18 +3,21 @@
   product. A block is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and the block
   goes through the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once.
 
-  h[r] = silu(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]
-  out[r] = W[e] @ x + bias[e]                                          GATED 0: a tile is 16 rows, out [R, N]
+  h[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]
+  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]
+  out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0
 
-  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; BIAS (dtype,
-  0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the
-  arguments say (1), or by row (2); OUT_BY_PAIR: out is
-  indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.
+  Constants: those of tile.h; ROWS, the number N of rows of a matrix; GATED; INTERLEAVED, order of gate and up; ACTIVATION,
+  moe_route_activation + 1, and CLAMP, as in activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies
+  x; BIAS (dtype, 0: none); OUT (dtype); K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the
+  arguments say (1), or by row (2); OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS;
+  ROW_BLOCKS.
   Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).
 */
 #include "device.h"
 #include "args.h"
 #include "scores.h"
+#include "activations.h"
 #include "tile.h"
 
 #define COLUMNS (GATED ? ROWS / 2 : ROWS)        /* of the output */
@@ -79,12 +82,17 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
             if (row >= end_row || column >= COLUMNS) continue;
             float value = 0.0f;
             for (u32 w = 0; w < WARPS; w++) value = f32_add(value, partial[(w * 16 + c) * PARTIAL_STRIDE + token]);
+            /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */
+            const float weight = WEIGHT_ON_INPUT ? load_value(a.router_weights, (u32)a.row_to_pair[row], WEIGHTS) : 1.0f;
+            if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);
             if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c), BIAS));
+            if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);
             if (GATED) {
                 float up = 0.0f;
                 for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);
+                if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
                 if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));
-                value = f32_mul(f32_mul(value, moer_sigmoid(value)), up);
+                value = f32_mul(value, moer_shifted_up(CLAMP, up, a.up_offset, a.clamp));
             }
             store_value(a.out, (u64)(OUT_BY_PAIR ? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);
         }

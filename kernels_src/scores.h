@@ -66,7 +66,7 @@ MOER_SCORE float moer_sigmoid(float x) {
     return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));
 }
 
-/* log(1 + e^x) within 3 units of 2^-24, for any x: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the
+/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the
    logarithm is 2 atanh(u) = 2u + 2u z q(z), z = u^2 up to 1/9, q fitted for the least relative error. */
 MOER_SCORE float moer_softplus(float x) {
     const float t = moer_exp(x < 0.0f ? x : -x);
@@ -78,7 +78,8 @@ MOER_SCORE float moer_softplus(float x) {
     return MOER_FMA(2.0f, q, x > 0.0f ? x : 0.0f);
 }
 
-MOER_SCORE float moer_sqrt_softplus(float x) { return MOER_SQRT(moer_softplus(x)); }
+/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */
+MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f ? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }
 
 /* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */
 MOER_SCORE float moer_tanh(float x) {

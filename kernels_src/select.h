@@ -211,11 +211,12 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
 #pragma unroll
     for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
         const u32 e = i * 32 + lane;
+        if (e >= E) continue;
         float order = score_of(moer_key_value(key[i]), scale);
 #if BIAS
-        if (e < E) order = f32_add(order, a.selection_bias[e]);
+        order = f32_add(order, a.selection_bias[e]);
 #endif
-        if (e < E) key[i] = moer_order_key(order);
+        key[i] = moer_order_key(order);
     }
 #endif
 #if DROPS_GROUPS

@@ -247,7 +247,9 @@ typedef struct moe_route_router {
 
 /* --------------------------------------------------------------------------------------------------------------------
    Experts description: y[t] = sum over j of weights[t, j] * (down[e] @ h + down_bias[e]), e = ids[t, j],
-                        h = silu(gate) * up, with gate and up the two parts of gate_up[e] @ x[t] + gate_up_bias[e]
+                        h = act(gate) * (up + up_offset), with gate and up the two parts of gate_up[e] @ x[t] + gate_up_bias[e],
+                        or h = act(up) in experts without gate
+   h is computed in f32 and rounded to the layer's dtype.
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef enum moe_route_format {
@@ -272,24 +274,50 @@ typedef struct moe_route_weights {
 
 typedef enum moe_route_gate_up_order {
     MOE_ROUTE_GATE_UP_HALVES = 0,     /* rows 0 to I-1 are gate, I to 2I-1 are up */
-    MOE_ROUTE_GATE_UP_INTERLEAVED = 1 /* even rows are gate, odd rows are up */
+    MOE_ROUTE_GATE_UP_INTERLEAVED = 1,/* even rows are gate, odd rows are up */
+    MOE_ROUTE_GATE_UP_NO_GATE = 2     /* rows 0 to I-1 are up */
 } moe_route_gate_up_order;
+
+/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|. A NaN stays one. */
+typedef enum moe_route_activation {
+    MOE_ROUTE_ACTIVATION_SILU = 0,      /* z / (1 + exp(-alpha * z)) */
+    MOE_ROUTE_ACTIVATION_GELU_TANH = 1, /* z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z^3))) */
+    MOE_ROUTE_ACTIVATION_GELU_ERF = 2,  /* z / 2 * (1 + erf(z / sqrt(2))) */
+    MOE_ROUTE_ACTIVATION_RELU2 = 3      /* max(z, 0)^2 */
+} moe_route_activation;
+
+typedef enum moe_route_clamp_position {
+    MOE_ROUTE_CLAMP_BEFORE = 0, /* act(min(z, clamp)); up is kept within -clamp and clamp before up_offset is added */
+    MOE_ROUTE_CLAMP_AFTER = 1   /* min(act(z), clamp); up likewise */
+} moe_route_clamp_position;
 
 typedef struct moe_route_experts {
     uint32_t hidden_size;             /* H, 1 to 65536; 0 in a layer that only routes */
     uint32_t intermediate_size;       /* I, 1 to 65536; 0 in a layer without weights */
     moe_route_dtype dtype;            /* of x, y and the values between the two matmuls; default BF16 */
-    moe_route_weights gate_up;        /* N = 2I, K = H. FORMAT_NONE: this layer is used for its down matmul alone */
+    moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE: this layer is used for its down
+                                         matmul alone */
     moe_route_weights down;           /* N = H, K = I. FORMAT_NONE: likewise for gate_up */
     moe_route_gate_up_order gate_up_order;
+    moe_route_activation activation;
+    float activation_alpha;           /* SILU's alpha; 0: 1. GPT-OSS: 1.702 */
+    float up_offset;                  /* GPT-OSS: 1 */
+    float clamp;                      /* limit of the clamps, positive; 0: none. Without gate there is no up to clamp */
+    moe_route_clamp_position clamp_position;
+    int32_t weight_on_input;          /* 1: weights[t, j] multiplies the expert's input x[t] instead of its output. The f32
+                                         gate_up[e] @ x[t] is multiplied, before its bias: weight * x itself isn't rounded */
     uint32_t first_expert;            /* expert parallelism: the weights hold experts first_expert to ... */
     uint32_t num_local_experts;       /* ... first_expert + num_local_experts - 1; 0: all from first_expert on. Ids outside
                                          contribute nothing */
+    uint32_t num_identity_experts;    /* Z: the last Z of the router's experts before those that skip have no weights and return
+                                         their input: each adds weights[t, j] * x[t] to y[t], in slot j's place, whatever
+                                         weight_on_input is. They aren't local experts, have no place in maps and -1 in an
+                                         expert_map. With expert parallelism they are added where first_expert is 0 */
     moe_route_address expert_map;     /* int32 [E, expert_map_columns] or 0: the physical experts that hold each expert, as
                                          many as there are before a -1; token t uses number t modulo that count. The weights,
                                          first_expert and num_local_experts, and the maps then speak of physical experts */
     uint32_t expert_map_columns;      /* with expert_map: 1 to 64; default 1 */
-    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default E */
+    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights */
 } moe_route_experts;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -361,6 +389,11 @@ typedef struct moe_route_layer_args {
     moe_route_address expert_load;      /* as in moe_route_expert_maps, or 0 */
     moe_route_address x;                /* [T, H] */
     moe_route_address y;                /* [T, H]; may not overlap x */
+    moe_route_address shared_output;    /* [T, H] or 0, a shared expert's. After the sum over slots y[t] gets */
+    moe_route_address shared_output_weights; /* f32 [T] or 0: 1.       + shared_output_weights[t] * shared_output[t] */
+    moe_route_address residual;         /* [T, H] or 0.                + residual[t]
+                                           All in f32, in this order; then y[t] is rounded once. Both may be y itself. With
+                                           expert parallelism give them on one rank */
     moe_route_address num_valid_tokens; /* int32 [1], read by the kernels, or 0. Rows from there on are padding: id -1,
                                            weight 0, y 0 */
     moe_route_address workspace;
@@ -454,13 +487,21 @@ typedef struct moe_route_expand_args {
 MOE_ROUTE_API moe_route_status moe_route_expand(const moe_route_layer *layer, const moe_route_expand_args *args);
 
 /* Combine (finalize): y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, accumulated in
-   f32; a pair whose row is outside 0 to T * k - 1 is left out. */
+   f32; a pair whose row is outside 0 to T * k - 1 is left out, or adds weights[t, j] * x[t] for an identity expert. Then
+   shared expert and residual as in moe_route_layer_args. */
 typedef struct moe_route_combine_args {
     uint32_t num_tokens;
     moe_route_address rows;        /* [T * k, H] */
     moe_route_address pair_to_row; /* int32 [T * k], from the maps. 0: rows are in pair order */
-    moe_route_address weights;     /* [T, k] of the router's weights_dtype */
+    moe_route_address weights;     /* [T, k] of the router's weights_dtype. With weight_on_input the rows have them already:
+                                      only identity experts need them */
     moe_route_address y;           /* [T, H] */
+    moe_route_address ids;         /* int32 [T, k] and */
+    moe_route_address x;           /* [T, H], needed and read where the layer adds identity experts */
+    moe_route_address shared_output; /* [T, H] or 0 */
+    moe_route_address shared_output_weights; /* f32 [T] or 0 */
+    moe_route_address residual;    /* [T, H] or 0 */
+    moe_route_address num_valid_tokens; /* as in moe_route_layer_args: y is 0 from there on */
     moe_route_stream stream;
 } moe_route_combine_args;
 
@@ -512,7 +553,7 @@ MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
 
 typedef struct moe_route_launch_info {
     char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
-    char variant[640];     /* its compile-time constants, as NAME=VALUE words */
+    char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
     uint32_t static_shared_bytes;
@@ -542,7 +583,7 @@ typedef enum moe_route_origin {
 
 typedef struct moe_route_variant_info {
     char kernel[32];
-    char variant[640];
+    char variant[768];
     moe_route_origin origin; /* how this process first got it; later layers share it */
     double milliseconds;     /* what that took: compiling, or reading; and loading into the driver */
     size_t cubin_size;

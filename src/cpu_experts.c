@@ -1,8 +1,10 @@
 /*
   cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert.
-  Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be held against them.
+  Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be held against them. The activation is the
+  kernels' own text.
 */
 #include "internal.h"
+#include "../kernels_src/activations.h"
 
 /* One row of a matrix as numbers. `row` counts over all experts. */
 static void moer_cpu_decode_row(const moer_matrix *matrix, size_t row, float *values) {
@@ -24,13 +26,14 @@ static void moer_cpu_decode_row(const moer_matrix *matrix, size_t row, float *va
 }
 
 typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of all experts */
+    const moe_route_layer *layer;
     const moer_matrix *matrix;
     const int32_t *expert_offsets, *row_to_pair;
-    uint32_t num_local_experts, top_k;
     int x_index; /* 0: x is indexed by token, 1: by pair, 2: by row */
     const void *x;
     moe_route_dtype x_dtype;
-    int gated;   /* 0: plain; 1: silu(gate) * up, halves; 2: the same, interleaved */
+    int activated; /* 1: gate_up with what follows it up to h */
+    const void *input_weights; /* of the router's weights_dtype, by pair, or NULL: they multiply x */
     int out_by_pair;
     void *out;
     moe_route_dtype out_dtype;
@@ -49,46 +52,75 @@ static double moer_cpu_bias(const moer_matrix *matrix, size_t row) {
 }
 
 static void moer_cpu_multiply(const moer_cpu_product *p) {
+    const moe_route_layer *layer = p->layer;
     const moer_matrix *matrix = p->matrix;
-    const uint32_t inner = matrix->inner, columns = p->gated ? matrix->rows / 2 : matrix->rows;
+    const int gated = p->activated && layer->gated, interleaved = gated && layer->interleaved;
+    const uint32_t inner = matrix->inner, columns = gated ? matrix->rows / 2 : matrix->rows, top_k = layer->router.top_k;
     uint32_t e, n;
-    for (e = 0; e < p->num_local_experts; e++) {
+    for (e = 0; e < layer->router.num_local_experts; e++) {
         const int32_t first = p->expert_offsets[e], end = p->expert_offsets[e + 1];
         if (first == end) continue;
         for (n = 0; n < columns; n++) {
             const size_t base = (size_t)e * matrix->rows;
-            const size_t row = base + (p->gated == 2 ? n * 2 : n), up_row = base + (p->gated == 2 ? n * 2 + 1 : n + columns);
+            const size_t row = base + (interleaved ? n * 2 : n), up_row = base + (interleaved ? n * 2 + 1 : n + columns);
             float *up = p->scratch + inner;
             int32_t r;
             moer_cpu_decode_row(matrix, row, p->scratch);
-            if (p->gated) moer_cpu_decode_row(matrix, up_row, up);
+            if (gated) moer_cpu_decode_row(matrix, up_row, up);
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
-                const size_t x_row = p->x_index == 0 ? pair / p->top_k : p->x_index == 1 ? pair : (size_t)r;
-                double value = moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row);
-                if (p->gated) {
-                    const double up_value = moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row);
-                    value = value / (1.0 + exp(-value)) * up_value;
+                const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
+                const double weight = p->input_weights != NULL ? (double)moer_load_value(p->input_weights, pair, layer->router.weights_dtype) : 1.0;
+                float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, row));
+                if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
+                if (gated) {
+                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row));
+                    value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_offset, layer->clamp);
                 }
-                moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, (float)value);
+                moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);
             }
         }
     }
 }
 
-/* y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]]. */
-static void moer_cpu_combine(const void *rows, moe_route_dtype rows_dtype, const int32_t *pair_to_row, const float *weights, void *y,
-                             moe_route_dtype y_dtype, uint32_t num_tokens, uint32_t top_k, uint32_t hidden_size) {
-    const uint32_t num_pairs = num_tokens * top_k;
+static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t num_tokens) {
+    int32_t valid;
+    if (num_valid_tokens == 0) return num_tokens;
+    memcpy(&valid, moer_host(num_valid_tokens), sizeof valid);
+    return valid < 0 ? 0 : (uint32_t)valid < num_tokens ? (uint32_t)valid : num_tokens;
+}
+
+/* Element `at` of an array [T, H] of the layer's dtype. */
+static double moer_cpu_element(const moe_route_layer *layer, moe_route_address array, size_t at) { return (double)moer_load_value(moer_host(array), at, layer->dtype); }
+
+static double moer_cpu_weight(const moe_route_layer *layer, const moer_combine_args *args, uint32_t pair) {
+    return (double)moer_load_value(moer_host(args->router_weights), pair, layer->router.weights_dtype);
+}
+
+/* combine.cu over the same arguments. */
+static void moer_cpu_combine(const moe_route_layer *layer, const moer_combine_args *args, moe_route_dtype rows_dtype) {
+    const moer_epilogue *epilogue = &args->epilogue;
+    const uint32_t top_k = layer->router.top_k, hidden_size = layer->hidden_size, num_pairs = args->num_tokens * top_k;
+    const uint32_t num_valid = moer_cpu_num_valid(epilogue->num_valid_tokens, args->num_tokens);
+    const int32_t *pair_to_row = (const int32_t *)moer_host(args->pair_to_row), *ids = (const int32_t *)moer_host(epilogue->ids);
+    const float *shared_weights = (const float *)moer_host(epilogue->shared_weights);
     uint32_t t, j, n;
-    for (t = 0; t < num_tokens; t++)
+    for (t = 0; t < args->num_tokens; t++)
         for (n = 0; n < hidden_size; n++) {
+            const size_t at = (size_t)t * hidden_size + n;
             double sum = 0.0;
-            for (j = 0; j < top_k; j++) {
-                const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
-                if (row < num_pairs) sum += (double)weights[pair] * (double)moer_load_value(rows, (size_t)row * hidden_size + n, rows_dtype);
+            if (t < num_valid) {
+                for (j = 0; j < top_k; j++) {
+                    const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
+                    if (row < num_pairs)
+                        sum += (layer->weight_on_input ? 1.0 : moer_cpu_weight(layer, args, pair)) * (double)moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype);
+                    else if (layer->router.num_identity != 0 && (uint32_t)ids[pair] - layer->router.first_identity < layer->router.num_identity)
+                        sum += moer_cpu_weight(layer, args, pair) * moer_cpu_element(layer, epilogue->x, at);
+                }
+                if (epilogue->shared != 0) sum += (shared_weights != NULL ? (double)shared_weights[t] : 1.0) * moer_cpu_element(layer, epilogue->shared, at);
+                if (epilogue->residual != 0) sum += moer_cpu_element(layer, epilogue->residual, at);
             }
-            moer_store_value(y, (size_t)t * hidden_size + n, y_dtype, (float)sum);
+            moer_store_value(moer_host(args->y), at, layer->dtype, (float)sum);
         }
 }
 

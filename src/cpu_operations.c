@@ -4,13 +4,6 @@
 */
 #include "internal.h"
 
-static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t num_tokens) {
-    int32_t valid;
-    if (num_valid_tokens == 0) return num_tokens;
-    memcpy(&valid, moer_host(num_valid_tokens), sizeof valid);
-    return valid < 0 ? 0 : (uint32_t)valid < num_tokens ? (uint32_t)valid : num_tokens;
-}
-
 static void moer_cpu_route(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing) {
     const uint32_t num_valid = moer_cpu_num_valid(routing->num_valid_tokens, num_tokens);
     if (routing->logits != 0) moer_cpu_topk(&layer->router, routing, num_tokens, num_valid);
@@ -20,34 +13,34 @@ static void moer_cpu_route(const moe_route_layer *layer, uint32_t num_tokens, co
 static void moer_cpu_product_begin(moer_cpu_product *product, const moe_route_layer *layer, const moer_matrix *matrix, const moer_routing *routing,
                                    const moer_workspace *w, moe_route_address workspace) {
     memset(product, 0, sizeof *product);
+    product->layer = layer;
     product->matrix = matrix;
     product->expert_offsets = (const int32_t *)moer_host(routing->maps.expert_offsets);
     product->row_to_pair = (const int32_t *)moer_host(routing->maps.row_to_pair);
-    product->num_local_experts = layer->router.num_local_experts;
-    product->top_k = layer->router.top_k;
     product->x_dtype = product->out_dtype = layer->dtype;
     product->scratch = (float *)moer_host(workspace + w->scratch);
 }
 
 /* The maps are those of moer_routing_layer_maps and the expert offsets. */
-static void moer_cpu_experts(const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing, moe_route_address x, moe_route_address y,
-                             const moer_workspace *w, moe_route_address workspace) {
+static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer_args *args, const moer_routing *routing, const moer_workspace *w) {
     moer_cpu_product product;
-    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, workspace);
-    product.x = moer_host(x);
-    product.gated = layer->interleaved ? 2 : 1;
-    product.out = moer_host(workspace + w->h);
+    moer_combine_args combine;
+    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
+    product.x = moer_host(args->x);
+    product.activated = 1;
+    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
+    product.out = moer_host(args->workspace + w->h);
     moer_cpu_multiply(&product);
 
-    moer_cpu_product_begin(&product, layer, &layer->down, routing, w, workspace);
-    product.x = moer_host(workspace + w->h);
+    moer_cpu_product_begin(&product, layer, &layer->down, routing, w, args->workspace);
+    product.x = moer_host(args->workspace + w->h);
     product.x_index = 2;
-    product.out = moer_host(workspace + w->partial);
+    product.out = moer_host(args->workspace + w->partial);
     product.out_dtype = MOE_ROUTE_F32;
     moer_cpu_multiply(&product);
 
-    moer_cpu_combine(moer_host(workspace + w->partial), MOE_ROUTE_F32, (const int32_t *)moer_host(routing->maps.pair_to_row), (const float *)moer_host(routing->weights),
-                     moer_host(y), layer->dtype, num_tokens, layer->router.top_k, layer->hidden_size);
+    moer_combine_args_layer(&combine, layer, args, routing, w);
+    moer_cpu_combine(layer, &combine, MOE_ROUTE_F32);
 }
 
 static void moer_cpu_matmul(const moe_route_layer *layer, const moe_route_matmul_args *args, const moer_routing *routing, const moer_workspace *w) {

@@ -73,8 +73,9 @@ typedef struct moer_locale {
 } moer_locale;
 #endif
 
-#define MOER_DEFINES_MAX 640 /* the text of a variant's constants; as in moe_route.h */
-#define MOER_EXPRESSION_MAX 321 /* a score expression as a macro's value */
+#define MOER_DEFINES_MAX 768 /* the text of a variant's constants; as in moe_route.h */
+#define MOER_MAX_EXPRESSION 160u
+#define MOER_EXPRESSION_MAX 401 /* the same as a macro's value: every second character a space that takes four */
 #define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
 
 static void moer_mutex_init(moer_mutex *mutex);
@@ -370,6 +371,7 @@ typedef struct moer_router {
     moe_route_address expert_map; /* [E, expert_map_columns]; 0: experts are their own physical experts */
     uint32_t expert_map_columns, num_physical_experts;
     uint32_t first_expert, num_local_experts; /* physical */
+    uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
 typedef struct moer_matrix { /* E_local matrices [rows, inner] */
@@ -387,13 +389,16 @@ struct moe_route_layer {
     moer_matrix gate_up, down;
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype;
-    int interleaved, dependent, fused_combine;
+    int gated, interleaved, weight_on_input, dependent, fused_combine;
+    moe_route_activation activation;
+    int clamp_kind;           /* of activations.h */
+    float alpha, up_offset, clamp;
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
     /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
     const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
-    const moer_variant *gate_up_gated[2], *down_rows[2], *down_fused, *combine_rows;
+    const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *combine, *expand;
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];

@@ -66,6 +66,31 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
     return MOE_ROUTE_OK;
 }
 
+static moe_route_status moer_layer_check_activation(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    if (experts->gate_up_order < MOE_ROUTE_GATE_UP_HALVES || experts->gate_up_order > MOE_ROUTE_GATE_UP_NO_GATE)
+        return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0), INTERLEAVED (1) or NO_GATE (2)");
+    if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_RELU2)
+        return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2) or RELU2 (3)");
+    if (!moer_is_finite(experts->activation_alpha) || (experts->activation_alpha != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SILU))
+        return moer_refuse_number(context, "experts.activation_alpha", experts->activation_alpha, "a finite number with SILU, 0 with others");
+    layer->gated = experts->gate_up_order != MOE_ROUTE_GATE_UP_NO_GATE;
+    layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
+    layer->activation = experts->activation;
+    layer->alpha = experts->activation_alpha == 0.0f ? 1.0f : experts->activation_alpha;
+    if (!moer_is_finite(experts->up_offset) || (experts->up_offset != 0.0f && !layer->gated))
+        return moer_refuse_number(context, "experts.up_offset", experts->up_offset, "a finite number, 0 without gate");
+    if (!moer_is_positive(experts->clamp)) return moer_refuse_number(context, "experts.clamp", experts->clamp, "0 (none) or a positive number");
+    if ((experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp_position != MOE_ROUTE_CLAMP_AFTER) ||
+        (experts->clamp_position != MOE_ROUTE_CLAMP_BEFORE && experts->clamp == 0.0f))
+        return moer_refuse(context, "experts.clamp_position", (unsigned long long)experts->clamp_position, "BEFORE (0), or AFTER (1) with a clamp");
+    layer->up_offset = experts->up_offset;
+    layer->clamp = experts->clamp;
+    layer->clamp_kind = experts->clamp == 0.0f ? MOER_CLAMP_NONE : experts->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? MOER_CLAMP_BEFORE : MOER_CLAMP_AFTER;
+    layer->weight_on_input = experts->weight_on_input != 0;
+    return MOE_ROUTE_OK;
+}
+
 static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const moe_route_experts *experts) {
     moe_route_context *context = layer->context;
     moe_route_status status;
@@ -74,15 +99,14 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
         return moer_refuse(context, "experts.dtype", (unsigned long long)experts->dtype, "F32 (1), F16 (2) or BF16 (3)");
     if (experts->hidden_size > MOER_MAX_SIZE) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536, or 0 without experts");
     layer->hidden_size = experts->hidden_size;
+    status = moer_layer_check_activation(layer, experts);
+    if (status != MOE_ROUTE_OK) return status;
     if (experts->gate_up.format == MOE_ROUTE_FORMAT_NONE && experts->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
     if (experts->hidden_size == 0) return moer_refuse(context, "experts.hidden_size", experts->hidden_size, "1 to 65536 with expert weights");
     if (experts->intermediate_size < 1 || experts->intermediate_size > MOER_MAX_SIZE)
         return moer_refuse(context, "experts.intermediate_size", experts->intermediate_size, "1 to 65536 with expert weights");
     layer->intermediate_size = experts->intermediate_size;
-    if (experts->gate_up_order != MOE_ROUTE_GATE_UP_HALVES && experts->gate_up_order != MOE_ROUTE_GATE_UP_INTERLEAVED)
-        return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0) or INTERLEAVED (1)");
-    layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
-    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * 2, experts->hidden_size, &layer->gate_up);
+    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * (layer->gated ? 2 : 1), experts->hidden_size, &layer->gate_up);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_matrix(layer, &experts->down, "down", experts->hidden_size, experts->intermediate_size, &layer->down);
     return status;
 }
@@ -206,21 +230,25 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
 }
 
 typedef struct moer_matmul_kind {
-    int gated, x_index, out_by_pair;
+    int activated, x_index, out_by_pair; /* activated: gate_up with what follows it up to h */
     moe_route_dtype out;
     uint32_t warps;
 } moer_matmul_kind;
 
 /* matmul.cu for small and, where the layer can meet them, large batches. */
 static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS, weighs = kind->activated && layer->weight_on_input;
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_tile(defines, layer, matrix);
-        moer_define(defines, "GATED", (unsigned long)kind->gated);
-        moer_define(defines, "INTERLEAVED", kind->gated && layer->interleaved);
+        moer_define(defines, "GATED", kind->activated && layer->gated);
+        moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
+        moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
+        moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
+        moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
+        moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
         moer_define(defines, "OUT", kind->out);
         moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
@@ -231,9 +259,18 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
+/* The constants of epilogue.h. */
+static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
+    moer_define(defines, "WEIGHTS", layer->router.weights_dtype);
+    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)layer->weight_on_input);
+    moer_define(defines, "FIRST_IDENTITY", layer->router.num_identity != 0 ? layer->router.first_identity : 0);
+    moer_define(defines, "NUM_IDENTITY", layer->router.num_identity);
+}
+
 static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
     moer_define_tile(defines, layer, &layer->down);
+    moer_define_epilogue(defines, layer);
     moer_define(defines, "K_SPLIT", layer->down_parts);
     moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
     return moer_layer_need(layer, &moer_family_down, defines, &layer->down_fused);
@@ -250,6 +287,7 @@ static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_rout
     char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "HIDDEN", layer->hidden_size);
     moer_define(defines, "K", layer->router.top_k);
+    moer_define_epilogue(defines, layer);
     moer_define(defines, "ROWS_DTYPE", rows_dtype);
     moer_define(defines, "OUT", layer->dtype);
     moer_define(defines, "VECTOR", moer_combine_vector(layer));
@@ -275,13 +313,13 @@ static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
     moer_matmul_kind kind;
     moe_route_status status;
     memset(&kind, 0, sizeof kind);
-    kind.gated = 1;
+    kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
-    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_gated);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_activated);
     if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
     if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
-    kind.gated = 0;
+    kind.activated = 0;
     kind.x_index = 2;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */

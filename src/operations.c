@@ -33,6 +33,15 @@ static moe_route_status moer_check_address(const moer_call *call, const char *na
     return MOE_ROUTE_OK;
 }
 
+/* What the combine adds beside the experts. */
+static moe_route_status moer_check_additions(const moer_call *call, moe_route_address shared, moe_route_address weights, moe_route_address residual) {
+    const uint32_t alignment = moer_row_alignment(call->layer->hidden_size, call->layer->dtype);
+    moe_route_status status = moer_check_address(call, "shared_output", shared, weights != 0, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "shared_output_weights", weights, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(call, "residual", residual, 0, alignment);
+    return status;
+}
+
 static moe_route_status moer_check_workspace(const moer_call *call, uint32_t num_tokens, moe_route_address address, size_t size, moer_workspace *w) {
     moer_workspace_lay_out(call->layer, num_tokens, w); /* fits: it did at max_tokens */
     if (size < w->size)
@@ -139,7 +148,7 @@ static void moer_sequence_layer(moer_sequence *sequence, const moe_route_layer *
     moer_routing routing;
     moer_layer_routing(args, w, &routing);
     moer_sequence_route(sequence, layer, args->logits != 0 ? layer->route_layer : layer->route_given, args->num_tokens, &routing, w, args->workspace);
-    moer_sequence_experts(sequence, layer, args->num_tokens, &routing, args->x, args->y, w, args->workspace);
+    moer_sequence_experts(sequence, layer, args, &routing, w);
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer, const moe_route_layer_args *args) {
@@ -174,6 +183,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "expert_load", args->expert_load, 0, 8);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
@@ -182,7 +192,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
         moer_layer_routing(args, &w, &routing);
         routing.maps.expert_offsets = args->workspace + w.expert_offsets;
         moer_cpu_route(layer, args->num_tokens, &routing);
-        moer_cpu_experts(layer, args->num_tokens, &routing, args->x, args->y, &w, args->workspace);
+        moer_cpu_experts(layer, args, &routing, &w);
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;
@@ -334,6 +344,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     moer_sequence sequence;
     moe_route_status status;
     uint32_t alignment;
+    int identity;
     if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
     call.layer = layer;
     call.function = "moe_route_combine";
@@ -341,14 +352,20 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    identity = layer->router.num_identity != 0;
     status = moer_check_address(&call, "rows", args->rows, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 1, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, identity, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, identity, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_additions(&call, args->shared_output, args->shared_output_weights, args->residual);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
     if (status != MOE_ROUTE_OK) return status;
     if (moer_is_cpu(layer)) {
-        moer_cpu_combine(moer_host(args->rows), layer->dtype, (const int32_t *)moer_host(args->pair_to_row), (const float *)moer_host(args->weights), moer_host(args->y), layer->dtype,
-                         args->num_tokens, layer->router.top_k, layer->hidden_size);
+        moer_combine_args combine;
+        moer_combine_args_given(&combine, layer, args);
+        moer_cpu_combine(layer, &combine, layer->dtype);
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;

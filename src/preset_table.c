@@ -124,9 +124,45 @@ static const moer_program moer_programs[] = { /* in the order of moer_program_id
 };
 
 typedef enum moer_experts_id {
-    MOER_EXPERTS_SILU, /* down(silu(gate) * up), in halves */
-    MOER_EXPERTS_OTHER /* what a moe_route_experts can't say */
+    MOER_EXPERTS_SILU,
+    MOER_EXPERTS_SILU_CLAMPED,
+    MOER_EXPERTS_STEP,
+    MOER_EXPERTS_GPT_OSS,
+    MOER_EXPERTS_GPT_OSS_HALVES,
+    MOER_EXPERTS_MINIMAX_M3,
+    MOER_EXPERTS_GELU,
+    MOER_EXPERTS_RELU2,
+    MOER_EXPERTS_LLAMA4,
+    MOER_EXPERTS_OTHER
 } moer_experts_id;
+
+typedef struct moer_experts_kind {
+    moe_route_gate_up_order order;
+    moe_route_activation activation;
+    float alpha, up_offset;
+    int clamps;   /* reads swiglu_limit */
+    float clamp;  /* without one; 0: none */
+    moe_route_clamp_position clamp_position;
+    int weight_on_input;
+    uint32_t needs;
+} moer_experts_kind;
+
+#define MOER_NO_CLAMP 0, 0.0f, MOE_ROUTE_CLAMP_BEFORE
+#define MOER_BIASES (MOE_ROUTE_NEED_GATE_UP_BIAS | MOE_ROUTE_NEED_DOWN_BIAS)
+
+static const moer_experts_kind moer_experts_kinds[] = { /* in the order of moer_experts_id */
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, 1, 10.0f, MOE_ROUTE_CLAMP_BEFORE, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, 1, 0.0f, MOE_ROUTE_CLAMP_AFTER, 0, 0},
+    {MOE_ROUTE_GATE_UP_INTERLEAVED, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, MOER_BIASES},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, MOER_BIASES},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_GELU_TANH, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_NO_GATE, MOE_ROUTE_ACTIVATION_RELU2, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 1, 0},
+    /* ReLU without gate (NLLB, Switch Transformers), a soft-capped SwiGLU (Inkling-2), a norm after the experts (Muse) */
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 0, MOE_ROUTE_NEED_OTHER_EXPERTS}
+};
 
 typedef struct moer_preset {
     const char *model_type;
@@ -151,9 +187,9 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"deepseek_v2", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
     {"deepseek_v3", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"deepseek_v32", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"deepseek_v4", MOER_PROGRAM_DEEPSEEK_V4, MOER_EXPERTS_OTHER},
-    {"diffusion_gemma", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
-    {"diffusion_gemma_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
+    {"deepseek_v4", MOER_PROGRAM_DEEPSEEK_V4, MOER_EXPERTS_SILU_CLAMPED},
+    {"diffusion_gemma", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"diffusion_gemma_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
     {"dots1", MOER_PROGRAM_DOTS1, MOER_EXPERTS_SILU},
     {"dots3_note", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"dots3_note_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
@@ -164,26 +200,26 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"exaone_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"flex_olmo", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
     {"flint", MOER_PROGRAM_SIGMOID, MOER_EXPERTS_SILU},
-    {"gemma4", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
-    {"gemma4_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_OTHER},
+    {"gemma4", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"gemma4_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
     {"glm4_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"glm4_moe_lite", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"glm4v_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"glm4v_moe_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"glm5_next", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"glm5_next_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
+    {"glm5_next", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"glm5_next_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
     {"glm_moe_dsa", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"gpt_oss", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_OTHER},
+    {"gpt_oss", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_GPT_OSS},
     {"granitemoe", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
     {"granitemoe_swa", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
     {"granitemoehybrid", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
     {"granitemoeshared", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
-    {"grok-1", MOER_PROGRAM_GROK, MOER_EXPERTS_OTHER},
+    {"grok-1", MOER_PROGRAM_GROK, MOER_EXPERTS_GELU},
     {"hunyuan_v1_moe", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
     {"hy_v3", MOER_PROGRAM_AFMOE, MOER_EXPERTS_SILU},
-    {"hy_v4", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"hy_v4_vl", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"hy_v4_vl_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
+    {"hy_v4", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"hy_v4_vl", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"hy_v4_vl_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
     {"inkling2", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
     {"inkling2_loop", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
     {"inkling2_loop_text", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
@@ -200,27 +236,27 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"laguna", MOER_PROGRAM_LAGUNA, MOER_EXPERTS_SILU},
     {"lara_mini", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
     {"lfm2_moe", MOER_PROGRAM_LFM2, MOER_EXPERTS_SILU},
-    {"llama4", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_OTHER},
-    {"llama4_text", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_OTHER},
-    {"longcat_flash", MOER_PROGRAM_LONGCAT, MOER_EXPERTS_OTHER},
+    {"llama4", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_LLAMA4},
+    {"llama4_text", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_LLAMA4},
+    {"longcat_flash", MOER_PROGRAM_LONGCAT, MOER_EXPERTS_SILU},
     {"mellum", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
     {"mimo_v2_flash", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"minimax", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
     {"minimax_m2", MOER_PROGRAM_MINIMAX_M2, MOER_EXPERTS_SILU},
-    {"minimax_m3_vl", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
-    {"minimax_m3_vl_text", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
+    {"minimax_m3_vl", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_MINIMAX_M3},
+    {"minimax_m3_vl_text", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_MINIMAX_M3},
     {"mistral4", MOER_PROGRAM_MISTRAL4, MOER_EXPERTS_SILU},
     {"mistral_large4", MOER_PROGRAM_MISTRAL_LARGE4, MOER_EXPERTS_SILU},
     {"mistral_large4_text", MOER_PROGRAM_MISTRAL_LARGE4, MOER_EXPERTS_SILU},
     {"mixtral", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
     {"muse_spark", MOER_PROGRAM_MUSE_SPARK, MOER_EXPERTS_OTHER},
     {"muse_spark_text", MOER_PROGRAM_MUSE_SPARK, MOER_EXPERTS_OTHER},
-    {"nemo_speechlm", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"nemotron_h", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
-    {"nemotron_h_omni", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_OTHER},
+    {"nemo_speechlm", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
+    {"nemotron_h", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
+    {"nemotron_h_omni", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
     {"nllb-moe", MOER_PROGRAM_NLLB, MOER_EXPERTS_OTHER},
     {"olmoe", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
-    {"openai_privacy_filter", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_OTHER},
+    {"openai_privacy_filter", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_GPT_OSS_HALVES},
     {"phimoe", MOER_PROGRAM_PHIMOE, MOER_EXPERTS_SILU},
     {"qwen2_moe", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
     {"qwen3_5_moe", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
@@ -238,8 +274,8 @@ static const moer_preset moer_presets[] = { /* in alphabetical order */
     {"sarvam_mla", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"sarvam_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
     {"solar_open", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
-    {"step3p5", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
-    {"step3p7", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_OTHER},
+    {"step3p5", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_STEP},
+    {"step3p7", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_STEP},
     {"switch_transformers", MOER_PROGRAM_SOFTMAX, MOER_EXPERTS_OTHER},
     {"unlimited_ocr", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
     {"unlimited_ocr_text", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},

@@ -166,13 +166,20 @@ static void moer_preset_fill_router(const moe_route_model *model, const moer_pro
     }
 }
 
-static void moer_preset_fill_experts(const moe_route_model *model, moer_experts_id id, moe_route_layer_desc *desc) {
-    if (id == MOER_EXPERTS_OTHER) {
-        desc->needs |= MOE_ROUTE_NEED_OTHER_EXPERTS;
-        return;
-    }
-    desc->experts.hidden_size = model->hidden_size;
-    desc->experts.intermediate_size = model->intermediate_size;
+static void moer_preset_fill_experts(const moe_route_model *model, const moer_experts_kind *kind, moe_route_layer_desc *desc) {
+    moe_route_experts *experts = &desc->experts;
+    desc->needs |= kind->needs;
+    experts->num_identity_experts = model->num_zero_experts;
+    if (kind->needs & MOE_ROUTE_NEED_OTHER_EXPERTS) return;
+    experts->hidden_size = model->hidden_size;
+    experts->intermediate_size = model->intermediate_size;
+    experts->gate_up_order = kind->order;
+    experts->activation = kind->activation;
+    experts->activation_alpha = kind->alpha;
+    experts->up_offset = kind->up_offset;
+    experts->clamp = kind->clamps && model->swiglu_limit != 0.0f ? model->swiglu_limit : kind->clamp;
+    if (experts->clamp != 0.0f) experts->clamp_position = kind->clamp_position;
+    experts->weight_on_input = kind->weight_on_input;
 }
 
 MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, const moe_route_model *model, moe_route_layer_desc *desc) {
@@ -191,9 +198,11 @@ MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, cons
     status = moer_preset_check_needed(context, model, &program);
     if (status == MOE_ROUTE_OK) status = moer_preset_check_surplus(context, model, &program);
     if (status == MOE_ROUTE_OK) status = moer_preset_score(context, model, &program);
+    if (status == MOE_ROUTE_OK && !moer_experts_kinds[preset->experts].clamps && model->swiglu_limit != 0.0f)
+        status = moer_preset_surplus(context, model->model_type, "swiglu_limit", (double)model->swiglu_limit, "0");
     if (status != MOE_ROUTE_OK) return status;
     moer_preset_fill_router(model, &program, desc);
-    moer_preset_fill_experts(model, preset->experts, desc);
+    moer_preset_fill_experts(model, &moer_experts_kinds[preset->experts], desc);
     return MOE_ROUTE_OK;
 }
 

@@ -111,29 +111,35 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
     return MOE_ROUTE_OK;
 }
 
-/* The user's expression as a macro's value: a comment stands for a space there, and constants are words without spaces. */
+static int moer_is_word(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.'; }
+
+/* The user's expression as a macro's value. Constants are words without spaces: those that keep two tokens apart become
+   comments, which mean the same, the others go. */
 static moe_route_status moer_router_take_expression(moe_route_context *context, const char *expression, char *taken) {
     size_t used = 0, length = expression != NULL ? strlen(expression) : 0, i;
-    int depth = 0;
+    int depth = 0, space = 0;
     if (length == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is missing; SCORE_CUSTOM needs a CUDA expression of x");
-    if (length > (MOER_EXPRESSION_MAX - 1) / 2) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has %u characters; allowed is up to %u", (unsigned)length, (unsigned)((MOER_EXPRESSION_MAX - 1) / 2));
-    for (i = 0; i < length; i++) {
+    if (length > MOER_MAX_EXPRESSION)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has %u characters; allowed is up to %u", (unsigned)length, (unsigned)MOER_MAX_EXPRESSION);
+    for (i = 0; i < length && depth >= 0; i++) {
         const char c = expression[i];
         if (c < ' ' || c > '~' || strchr(";{}\"'#\\@`$", c) != NULL || (c == '/' && (expression[i + 1] == '/' || expression[i + 1] == '*')))
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has character %u (code %u), which no expression needs", (unsigned)i, (unsigned)(unsigned char)c);
         depth += (c == '(') - (c == ')');
-        if (depth < 0) break;
-        if (c != ' ') {
-            taken[used++] = c;
-        } else if (used != 0 && expression[i + 1] != ' ' && expression[i + 1] != 0) {
-            if (used + 4 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+        if (c == ' ') {
+            space = 1;
+            continue;
+        }
+        if (space && used != 0 && moer_is_word(taken[used - 1]) == moer_is_word(c)) {
             memcpy(taken + used, "/**/", 4);
             used += 4;
         }
-        if (used + 1 >= MOER_EXPRESSION_MAX) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression has too many spaces");
+        space = 0;
+        taken[used++] = c;
     }
     taken[used] = 0;
-    if (depth != 0 || used == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is \"%s\"; its parentheses don't match", expression);
+    if (used == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is blank; SCORE_CUSTOM needs a CUDA expression of x");
+    if (depth != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.score_expression is \"%s\"; its parentheses don't match", expression);
     return MOE_ROUTE_OK;
 }
 
@@ -194,7 +200,12 @@ static moe_route_status moer_router_check(moe_route_context *context, const moe_
 }
 
 static moe_route_status moer_router_check_placement(moe_route_context *context, const moe_route_experts *from, moer_router *router) {
-    router->num_physical_experts = router->num_experts - router->num_skip_experts;
+    const uint32_t can_be_identity = router->num_experts - router->num_skip_experts;
+    if (from->num_identity_experts >= can_be_identity)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.num_identity_experts is %u; allowed is 0 to %u", (unsigned)from->num_identity_experts, (unsigned)can_be_identity - 1);
+    router->num_physical_experts = can_be_identity - from->num_identity_experts;
+    router->first_identity = router->num_physical_experts;
+    router->num_identity = from->first_expert == 0 ? from->num_identity_experts : 0;
     if (from->expert_map % 4 != 0) return moer_refuse(context, "experts.expert_map", from->expert_map, "an address that is a multiple of 4, or 0");
     if (from->expert_map != 0) {
         router->expert_map = from->expert_map;

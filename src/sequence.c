@@ -116,18 +116,64 @@ static void moer_matmul_args_matrix(moer_matmul_args *args, const moer_matrix *m
     args->row_to_pair = maps->row_to_pair;
 }
 
-static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing, moe_route_address x,
-                                  moe_route_address y, const moer_workspace *w, moe_route_address workspace) {
-    const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
+static moer_epilogue moer_layer_epilogue(const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing) {
+    moer_epilogue epilogue;
+    memset(&epilogue, 0, sizeof epilogue);
+    epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    epilogue.ids = layer->router.num_identity != 0 ? routing->ids : 0;
+    epilogue.num_valid_tokens = from->num_valid_tokens;
+    epilogue.shared = from->shared_output;
+    epilogue.shared_weights = from->shared_output_weights;
+    epilogue.residual = from->residual;
+    return epilogue;
+}
+
+/* combine.cu's arguments after the down matmul into the workspace; the CPU's, too. */
+static void moer_combine_args_layer(moer_combine_args *args, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
+    memset(args, 0, sizeof *args);
+    args->rows = from->workspace + w->partial;
+    args->pair_to_row = routing->maps.pair_to_row;
+    args->router_weights = routing->weights;
+    args->y = from->y;
+    args->epilogue = moer_layer_epilogue(layer, from, routing);
+    args->num_tokens = from->num_tokens;
+}
+
+/* The same for the combine on its own. */
+static void moer_combine_args_given(moer_combine_args *args, const moe_route_layer *layer, const moe_route_combine_args *from) {
+    memset(args, 0, sizeof *args);
+    args->rows = from->rows;
+    args->pair_to_row = from->pair_to_row;
+    args->router_weights = from->weights;
+    args->y = from->y;
+    args->epilogue.x = layer->router.num_identity != 0 ? from->x : 0;
+    args->epilogue.ids = layer->router.num_identity != 0 ? from->ids : 0;
+    args->epilogue.num_valid_tokens = from->num_valid_tokens;
+    args->epilogue.shared = from->shared_output;
+    args->epilogue.shared_weights = from->shared_output_weights;
+    args->epilogue.residual = from->residual;
+    args->num_tokens = from->num_tokens;
+}
+
+static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens) {
+    const uint32_t height = num_tokens < 65535 ? num_tokens : 65535;
+    return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
+}
+
+static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
     const int large = num_pairs > MOER_SMALL_PAIRS;
-    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_gated[large], 0, moer_divide_up(layer->intermediate_size, 8), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
+    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_activated[large], 0, moer_divide_up(layer->gate_up.rows, 16), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
-    moer_combine_args *combine;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
-    gate_up->x = x;
-    gate_up->out = workspace + w->h;
+    gate_up->x = from->x;
+    gate_up->out = from->workspace + w->h;
+    gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
     gate_up->num_pairs = num_pairs;
+    gate_up->alpha = layer->alpha;
+    gate_up->up_offset = layer->up_offset;
+    gate_up->clamp = layer->clamp;
     launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;
 
     if (layer->fused_combine && !large) {
@@ -140,30 +186,26 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->weights = layer->down.data;
         args->scales = layer->down.scales;
         args->bias = layer->down.bias;
-        args->h = workspace + w->h;
+        args->h = from->workspace + w->h;
         args->router_weights = routing->weights;
-        args->y = y;
+        args->y = from->y;
         args->distinct_experts = routing->maps.distinct_experts;
         args->distinct_offsets = routing->maps.distinct_offsets;
         args->distinct_count = routing->maps.distinct_count;
         args->pair_to_row = routing->maps.pair_to_row;
         args->row_to_expert = routing->maps.row_to_expert;
-        args->num_tokens = num_tokens;
+        args->epilogue = moer_layer_epilogue(layer, from, routing);
+        args->num_tokens = from->num_tokens;
         return;
     }
     launch = moer_sequence_add(sequence, layer->down_rows[large], 0, moer_divide_up(layer->hidden_size, 16), distinct, layer->down_parts * 32);
     launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
     down = &launch->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
-    down->x = workspace + w->h;
-    down->out = workspace + w->partial;
+    down->x = from->workspace + w->h;
+    down->out = from->workspace + w->partial;
     down->num_pairs = num_pairs;
-    combine = &moer_sequence_add(sequence, layer->combine_rows, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), num_tokens < 65535 ? num_tokens : 65535, 128)->args.combine;
-    combine->rows = workspace + w->partial;
-    combine->pair_to_row = routing->maps.pair_to_row;
-    combine->router_weights = routing->weights;
-    combine->y = y;
-    combine->num_tokens = num_tokens;
+    moer_combine_args_layer(moer_sequence_add_combine(sequence, layer, layer->combine_rows, from->num_tokens), layer, from, routing, w);
 }
 
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
@@ -193,13 +235,7 @@ static void moer_sequence_expand(moer_sequence *sequence, const moe_route_layer 
 }
 
 static void moer_sequence_combine(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_combine_args *from) {
-    moer_combine_args *args = &moer_sequence_add(sequence, layer->combine, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128),
-                                                 from->num_tokens < 65535 ? from->num_tokens : 65535, 128)->args.combine;
-    args->rows = from->rows;
-    args->pair_to_row = from->pair_to_row;
-    args->router_weights = from->weights;
-    args->y = from->y;
-    args->num_tokens = from->num_tokens;
+    moer_combine_args_given(moer_sequence_add_combine(sequence, layer, layer->combine, from->num_tokens), layer, from);
 }
 
 /* ---- launching ---- */

@@ -10,6 +10,7 @@
 
 #include "support/test.h"
 #include "support/device.h"
+#include "support/router.h"
 #include "support/routing.h"
 #include "support/model.h"
 #include "support/cases.h"
@@ -42,8 +43,10 @@ static void compile_layers(compilation *c, moe_route_context *context) {
     uint32_t i;
     for (i = 0; i < NUM_CASES(route_cases); i++) {
         memset(&desc, 0, sizeof desc);
-        fill_router(&desc.router, &route_cases[i]);
-        desc.router.selection_bias = route_cases[i].bias ? 256 : 0;
+        desc.router = route_cases[i].router;
+        desc.router.logit_bias = route_cases[i].logit_bias ? 256 : 0;
+        desc.router.selection_bias = route_cases[i].selection_bias ? 256 : 0;
+        desc.router.expert_scale = route_cases[i].expert_scale ? 256 : 0;
         desc.max_tokens = 300;
         snprintf(what, sizeof what, "router %u", i);
         if (!small_size || route_cases[i].in_small) compile_layer(c, context, &desc, what);
@@ -54,6 +57,9 @@ static void compile_layers(compilation *c, moe_route_context *context) {
         desc.router.top_k = maps_cases[i].top_k;
         desc.experts.first_expert = maps_cases[i].first_expert;
         desc.experts.num_local_experts = maps_cases[i].num_local;
+        desc.experts.expert_map = maps_cases[i].columns ? 256 : 0;
+        desc.experts.expert_map_columns = maps_cases[i].columns;
+        desc.experts.num_physical_experts = maps_cases[i].num_physical;
         desc.max_tokens = 4096;
         desc.operations = MOE_ROUTE_OPERATION_MAPS;
         snprintf(what, sizeof what, "maps %u", i);
@@ -67,6 +73,14 @@ static void compile_layers(compilation *c, moe_route_context *context) {
         if (i == 6) desc.operations = 127; /* every variant that a layer can hold */
         snprintf(what, sizeof what, "layer %u", i);
         if (!small_size || layer_cases[i].in_small) compile_layer(c, context, &desc, what);
+    }
+    for (i = 0; i < NUM_CASES(choice_cases); i++) {
+        model_describe(&choice_cases[i].spec, &desc);
+        desc.experts.gate_up.bias = desc.experts.down.bias = choice_cases[i].spec.bias_dtype != MOE_ROUTE_DTYPE_DEFAULT ? 256 : 0;
+        desc.max_tokens = 200;
+        desc.operations = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_COMBINE;
+        snprintf(what, sizeof what, "choices %u", i);
+        if (!small_size || choice_cases[i].in_small) compile_layer(c, context, &desc, what);
     }
     for (i = 0; i < 2; i++) { /* the demo's layers */
         memset(&desc, 0, sizeof desc);

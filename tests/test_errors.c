@@ -90,9 +90,9 @@ static const refusal refusals[] = {
     {ROUTER, {SET(router.top_k, 9), NONE}, ARGUMENT, {"router.top_k is 9", "1 to 8"}, 0},
     {ROUTER, {SET(router.top_k, 65), SET(router.num_experts, 128)}, ARGUMENT, {"router.top_k is 65", "1 to 64"}, 0},
     {ROUTER, {SET(router.logits_dtype, 4), NONE}, ARGUMENT, {"router.logits_dtype is 4", "F32 (1)"}, 0},
-    {ROUTER, {SET(router.score, 2), NONE}, ARGUMENT, {"router.score is 2", "SIGMOID (1)"}, 0},
-    {ROUTER, {SET(router.weight, 2), NONE}, ARGUMENT, {"router.weight is 2", "SOFTMAX_SELECTED (1)"}, 0},
-    {ROUTER, {SET(router.renormalize, 2), NONE}, ARGUMENT, {"router.renormalize is 2", "SUM (1)"}, 0},
+    {ROUTER, {SET(router.score, 6), NONE}, ARGUMENT, {"router.score is 6", "0 to 5"}, 0},
+    {ROUTER, {SET(router.weight, 3), NONE}, ARGUMENT, {"router.weight is 3", "SOFTMAX_SELECTED (1)"}, 0},
+    {ROUTER, {SET(router.renormalize, 4), NONE}, ARGUMENT, {"router.renormalize is 4", "SUM (1)"}, 0},
     {ROUTER, {SET(router.renormalize_epsilon, 0xbf000000u), NONE}, ARGUMENT, {"router.renormalize_epsilon is -0.5", "positive"}, 0},
     {ROUTER, {SET(router.renormalize_epsilon, 0x7fc00000u), NONE}, ARGUMENT, {"router.renormalize_epsilon is ", "nan"}, 0},
     {ROUTER, {SET(router.renormalize_epsilon, 0x7f800000u), NONE}, ARGUMENT, {"router.renormalize_epsilon is ", "inf"}, 0},
@@ -105,13 +105,28 @@ static const refusal refusals[] = {
     {ROUTER, {SET(experts.num_local_experts, 9), NONE}, ARGUMENT, {"experts.num_local_experts is 9", "at most 8"}, 0},
     {ROUTER, {SET(experts.first_expert, 6), SET(experts.num_local_experts, 3)}, ARGUMENT, {"experts.num_local_experts is 3", "at most 2 from expert 6"}, 0},
     {ROUTER, {SET(experts.first_expert, 1), SET(experts.num_local_experts, 4294967295u)}, ARGUMENT, {"experts.num_local_experts is 4294967295", "at most 7"}, 0},
+    {ROUTER, {SET(experts.num_identity_experts, 8), NONE}, ARGUMENT, {"experts.num_identity_experts is 8", "0 to 7"}, 0},
+    {ROUTER, {SET(experts.num_identity_experts, 4294967295u), NONE}, ARGUMENT, {"experts.num_identity_experts is 4294967295", "0 to 7"}, 0},
+    {ROUTER, {SET(experts.num_identity_experts, 3), SET(experts.first_expert, 5)}, ARGUMENT, {"experts.first_expert is 5", "0 to 4"}, 0},
+    {ROUTER, {SET(experts.num_identity_experts, 3), SET(experts.num_local_experts, 6)}, ARGUMENT, {"experts.num_local_experts is 6", "at most 5 from expert 0"}, 0},
     {ROUTER, {SET(experts.dtype, 4), NONE}, ARGUMENT, {"experts.dtype is 4", "BF16 (3)"}, 0},
     {ROUTER, {SET(experts.hidden_size, 65537), NONE}, ARGUMENT, {"experts.hidden_size is 65537", "1 to 65536"}, 0},
     {BF16, {SET(experts.hidden_size, 65537), NONE}, ARGUMENT, {"experts.hidden_size is 65537", "1 to 65536"}, 0},
     {BF16, {SET(experts.hidden_size, 0), NONE}, ARGUMENT, {"experts.hidden_size is 0", "1 to 65536"}, 0},
     {BF16, {SET(experts.intermediate_size, 0), NONE}, ARGUMENT, {"experts.intermediate_size is 0", "1 to 65536"}, 0},
     {BF16, {SET(experts.intermediate_size, 65537), NONE}, ARGUMENT, {"experts.intermediate_size is 65537", "1 to 65536"}, 0},
-    {BF16, {SET(experts.gate_up_order, 2), NONE}, ARGUMENT, {"experts.gate_up_order is 2", "INTERLEAVED (1)"}, 0},
+    {BF16, {SET(experts.gate_up_order, 3), NONE}, ARGUMENT, {"experts.gate_up_order is 3", "NO_GATE (2)"}, 0},
+    {ROUTER, {SET(experts.gate_up_order, 0xffffffffu), NONE}, ARGUMENT, {"experts.gate_up_order is ", "NO_GATE (2)"}, 0},
+    {BF16, {SET(experts.activation, 4), NONE}, ARGUMENT, {"experts.activation is 4", "RELU2 (3)"}, 0},
+    {BF16, {SET(experts.activation_alpha, 0x7f800000u), NONE}, ARGUMENT, {"experts.activation_alpha is inf", "finite"}, 0},
+    {BF16, {SET(experts.activation_alpha, 0x3fc00000u), SET(experts.activation, MOE_ROUTE_ACTIVATION_GELU_ERF)}, ARGUMENT, {"experts.activation_alpha is 1.5", "0 with others"}, 0},
+    {BF16, {SET(experts.up_offset, 0xff800000u), NONE}, ARGUMENT, {"experts.up_offset is -inf", "finite"}, 0},
+    {BF16, {SET(experts.up_offset, 0x3f800000u), SET(experts.gate_up_order, MOE_ROUTE_GATE_UP_NO_GATE)}, ARGUMENT, {"experts.up_offset is 1", "0 without gate"}, 0},
+    {BF16, {SET(experts.clamp, 0xc0e00000u), NONE}, ARGUMENT, {"experts.clamp is -7", "positive"}, 0},
+    {BF16, {SET(experts.clamp, 0x7f800000u), NONE}, ARGUMENT, {"experts.clamp is inf", "positive"}, 0},
+    {BF16, {SET(experts.clamp, 0x7fc00000u), NONE}, ARGUMENT, {"experts.clamp is ", "nan"}, 0},
+    {BF16, {SET(experts.clamp, 0x40e00000u), SET(experts.clamp_position, 2)}, ARGUMENT, {"experts.clamp_position is 2", "AFTER (1)"}, 0},
+    {BF16, {SET(experts.clamp_position, 1), NONE}, ARGUMENT, {"experts.clamp_position is 1", "with a clamp"}, 0},
     {BF16, {SET(experts.gate_up.format, 6), NONE}, ARGUMENT, {"experts.gate_up.format is 6", "moe_route_format"}, 0},
     {BF16, {SET(experts.down.format, 99), NONE}, ARGUMENT, {"experts.down.format is 99", "moe_route_format"}, 0},
     {BF16, {SET(experts.gate_up.data, 0), NONE}, ARGUMENT, {"experts.gate_up.data is 0", "needed"}, 1},
@@ -292,6 +307,8 @@ static void fill_args(function which, const memory *m, any_args *args) {
         args->layer.weights = which == LAYER ? m->out_values.address : m->values.address;
         args->layer.x = m->x.address;
         args->layer.y = m->out_y.address;
+        args->layer.shared_output = args->layer.residual = m->x.address;
+        args->layer.shared_output_weights = m->values.address;
         args->layer.workspace = workspace;
         args->layer.workspace_size = m->workspace_size;
         return;
@@ -326,6 +343,9 @@ static void fill_args(function which, const memory *m, any_args *args) {
         args->combine.pair_to_row = m->pairs.address;
         args->combine.weights = m->values.address;
         args->combine.y = m->out_y.address;
+        args->combine.ids = m->ids.address;
+        args->combine.x = args->combine.shared_output = args->combine.residual = m->x.address;
+        args->combine.shared_output_weights = m->values.address;
         return;
     }
     maps->expert_offsets = m->out_maps.address;
@@ -355,6 +375,10 @@ static const call_refusal call_refusals[] = {
     {LAYER, MOVE(layer, x, 8), "x"},
     {LAYER, ZERO(layer, y), "y"},
     {LAYER, MOVE(layer, y, 2), "y"},
+    {LAYER, ZERO(layer, shared_output), "shared_output"},
+    {LAYER, MOVE(layer, shared_output, 2), "shared_output"},
+    {LAYER, MOVE(layer, shared_output_weights, 2), "shared_output_weights"},
+    {LAYER, MOVE(layer, residual, 8), "residual"},
     {LAYER, TO(layer, num_valid_tokens, 4098), "num_valid_tokens"},
     {LAYER, ZERO(layer, workspace), "workspace"},
     {LAYER, MOVE(layer, workspace, 128), "workspace"},
@@ -416,6 +440,15 @@ static const call_refusal call_refusals[] = {
     {COMBINE, MOVE(combine, weights, 2), "weights"},
     {COMBINE, ZERO(combine, y), "y"},
     {COMBINE, MOVE(combine, y, 2), "y"},
+    {COMBINE, ZERO(combine, ids), "ids"},
+    {COMBINE, MOVE(combine, ids, 2), "ids"},
+    {COMBINE, ZERO(combine, x), "x"},
+    {COMBINE, MOVE(combine, x, 8), "x"},
+    {COMBINE, ZERO(combine, shared_output), "shared_output"},
+    {COMBINE, MOVE(combine, shared_output, 8), "shared_output"},
+    {COMBINE, MOVE(combine, shared_output_weights, 2), "shared_output_weights"},
+    {COMBINE, MOVE(combine, residual, 2), "residual"},
+    {COMBINE, TO(combine, num_valid_tokens, 4097), "num_valid_tokens"},
 };
 
 static int is_poison(const device_buffer *buffer) {
@@ -433,6 +466,7 @@ static int nothing_written(const memory *m) {
 static void describe_runnable(moe_route_layer_desc *desc, const memory *m, uint32_t operations) {
     describe(desc, BF16);
     desc->experts.gate_up.data = desc->experts.down.data = m->weights.address;
+    desc->experts.num_identity_experts = 1; /* then the combine needs all its arguments */
     desc->operations = operations;
 }
 

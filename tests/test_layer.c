@@ -1,7 +1,7 @@
 /*
-  test_layer.c: the fused layer and the expert operations: against f64 for every format, dtype and odd sizes; against the
-  MoE blocks of Hugging Face transformers; and for what must not change a result: the other rows of the batch, the path
-  that the batch takes, a graph's replay, other streams and threads.
+  test_layer.c: the fused layer and the expert operations: against f64 for every format, dtype, choice and odd sizes; and for
+  what must not change a result: the other rows of the batch, the path that the batch takes, a graph's replay, other streams
+  and threads.
   TEST_DEVICE chooses the device, TEST_SIZE=small a selection for slow (emulated) devices.
 */
 #define MOE_ROUTE_IMPLEMENTATION
@@ -9,70 +9,108 @@
 
 #include "support/test.h"
 #include "support/device.h"
+#include "support/router.h"
 #include "support/routing.h"
 #include "support/model.h"
 #include "support/cases.h"
-#include "../examples/safetensors.h"
 
 static test_device device;
 static int small_size;
 
 #define LAYER_AND_EXPERTS (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)
 
-static void make_input(test_random *random, const model_spec *spec, uint32_t num_tokens, model_input *input, float **logits, void **x) {
-    const size_t count = (size_t)num_tokens * spec->num_experts;
-    float *values = (float *)model_alloc((size_t)num_tokens * spec->hidden_size * 4);
-    size_t i;
-    memset(input, 0, sizeof *input);
-    *logits = (float *)model_alloc(count * 4);
-    for (i = 0; i < count; i++) (*logits)[i] = random_normal(random) * 1.5f;
-    *x = model_random_array(random, (size_t)num_tokens * spec->hidden_size, spec->dtype, 1.0f, values);
-    free(values);
-    input->num_tokens = num_tokens;
-    input->logits = *logits;
-    input->x = *x;
-}
-
 static const uint32_t layer_tokens[] = {0, 1, 2, 3, 8, 9, 16, 17, 65, 200};
 
 static void describe(char *what, size_t size, const model_spec *spec, uint32_t num_tokens) {
-    snprintf(what, size, "E %u k %u H %u I %u dtype %d format %d group %u T %u", spec->num_experts, spec->top_k, spec->hidden_size, spec->intermediate_size, (int)spec->dtype, (int)spec->format,
-             spec->group_size, num_tokens);
+    snprintf(what, size, "E %u k %u H %u I %u dtype %d format %d group %u activation %d T %u", spec->num_experts, spec->top_k, spec->hidden_size, spec->intermediate_size, (int)spec->dtype,
+             (int)spec->format, spec->group_size, (int)spec->choices.activation, num_tokens);
+}
+
+static void check_definition(const layer_case *c, uint32_t max_tokens, uint64_t seed) {
+    model_spec spec = c->spec;
+    model m;
+    test_random random;
+    uint32_t n;
+    spec.max_tokens = max_tokens;
+    spec.operations = MOE_ROUTE_OPERATION_LAYER;
+    random_seed(&random, seed);
+    model_create(&device, &spec, seed + 10, &m);
+    for (n = 0; m.layer && n < sizeof layer_tokens / sizeof layer_tokens[0]; n++) {
+        const uint32_t num_tokens = layer_tokens[n];
+        model_input input;
+        model_output output;
+        float *logits;
+        void *x;
+        char what[160];
+        double error;
+        if (num_tokens > spec.max_tokens || (device.kind == MOE_ROUTE_DEVICE_CPU && num_tokens > 17 && (size_t)spec.hidden_size * spec.intermediate_size > 300000)) continue;
+        describe(what, sizeof what, &spec, num_tokens);
+        model_random_input(&random, &spec, num_tokens, &input, &logits, &x);
+        CHECK(model_run(&device, &m, &input, &output) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
+        error = num_tokens ? model_error(&m, &input, &output, 0, num_tokens < 17 ? num_tokens : 17) : 0;
+        CHECK(error <= model_bound(spec.dtype), "%s: relative error %.3g", what, error);
+        if (num_tokens > 17) {
+            error = model_error(&m, &input, &output, num_tokens - 3, num_tokens);
+            CHECK(error <= model_bound(spec.dtype), "%s: relative error %.3g in the last tokens", what, error);
+        }
+        model_output_free(&output);
+        free(logits);
+        free(x);
+    }
+    model_destroy(&device, &m);
 }
 
 TEST(layer_matches_its_definition) {
+    uint32_t i;
+    for (i = 0; i < NUM_CASES(layer_cases); i++)
+        if (!small_size || layer_cases[i].in_small) check_definition(&layer_cases[i], small_size && i >= 2 ? 65 : 200, 10 + i);
+    for (i = 0; i < NUM_CASES(choice_cases); i++)
+        if (!small_size || choice_cases[i].in_small) check_definition(&choice_cases[i], small_size && i >= 2 ? 65 : 200, 110 + i);
+}
+
+/* The bounds are tight enough to tell every choice from its neighbours: a result within the bound of one is outside that of
+   each other. */
+TEST(layer_heeds_every_choice) {
+    enum { NUM_OTHERS = 11 };
     uint32_t i, n;
-    for (i = 0; i < NUM_CASES(layer_cases); i++) {
-        model_spec spec = layer_cases[i].spec;
+    for (i = 0; i < NUM_CASES(choice_cases); i++) {
+        model_spec spec = choice_cases[i].spec;
+        const model_choices *c = &choice_cases[i].spec.choices;
         model m;
+        model_input input;
+        model_output output;
         test_random random;
-        if (small_size && !layer_cases[i].in_small) continue;
-        spec.max_tokens = small_size && i >= 2 ? 65 : 200;
+        float *logits;
+        void *x;
+        if (small_size && !choice_cases[i].in_small) continue;
+        spec.max_tokens = 16;
         spec.operations = MOE_ROUTE_OPERATION_LAYER;
-        random_seed(&random, 10 + i);
-        model_create(&device, &spec, 20 + i, &m);
-        for (n = 0; m.layer && n < sizeof layer_tokens / sizeof layer_tokens[0]; n++) {
-            const uint32_t num_tokens = layer_tokens[n];
-            model_input input;
-            model_output output;
-            float *logits;
-            void *x;
-            char what[160];
+        random_seed(&random, 210 + i);
+        model_create(&device, &spec, 220 + i, &m);
+        REQUIRE(m.layer, "no layer");
+        model_random_input(&random, &spec, 16, &input, &logits, &x);
+        CHECK(model_run(&device, &m, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
+        CHECK(model_error(&m, &input, &output, 0, 16) <= model_bound(spec.dtype), "choices %u: relative error %.3g", i, model_error(&m, &input, &output, 0, 16));
+        for (n = 0; n < NUM_OTHERS; n++) {
+            static const char *const names[NUM_OTHERS] = {"SILU", "GELU_TANH", "GELU_ERF", "RELU2", "alpha", "up_offset", "clamp", "clamp_position", "weight_on_input", "num_identity", "interleaved"};
+            model other = m;
+            model_choices *o = &other.spec.choices;
             double error;
-            if (num_tokens > spec.max_tokens || (device.kind == MOE_ROUTE_DEVICE_CPU && num_tokens > 17 && (size_t)spec.hidden_size * spec.intermediate_size > 300000)) continue;
-            describe(what, sizeof what, &spec, num_tokens);
-            make_input(&random, &spec, num_tokens, &input, &logits, &x);
-            CHECK(model_run(&device, &m, &input, &output) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
-            error = num_tokens ? model_error(&m, &input, &output, 0, num_tokens < 17 ? num_tokens : 17) : 0;
-            CHECK(error <= model_bound(spec.dtype), "%s: relative error %.3g", what, error);
-            if (num_tokens > 17) {
-                error = model_error(&m, &input, &output, num_tokens - 3, num_tokens);
-                CHECK(error <= model_bound(spec.dtype), "%s: relative error %.3g in the last tokens", what, error);
-            }
-            model_output_free(&output);
-            free(logits);
-            free(x);
+            if (n < 4) o->activation = (moe_route_activation)n;
+            if (n == 4) o->alpha = 0;
+            if (n == 5) o->up_offset = 0;
+            if (n == 6) o->clamp = 0;
+            if (n == 7 && c->clamp != 0) o->clamp_position = c->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? MOE_ROUTE_CLAMP_AFTER : MOE_ROUTE_CLAMP_BEFORE;
+            if (n == 8) o->weight_on_input = !c->weight_on_input;
+            if (n == 9) o->num_identity = 0;
+            if (n == 10 && !c->no_gate) other.spec.interleaved = !spec.interleaved;
+            if (memcmp(o, c, sizeof *o) == 0 && other.spec.interleaved == spec.interleaved) continue;
+            error = model_error(&other, &input, &output, 0, 16);
+            CHECK(error > 3 * model_bound(spec.dtype), "choices %u: another %s differs by %.3g alone", i, names[n], error);
         }
+        model_output_free(&output);
+        free(logits);
+        free(x);
         model_destroy(&device, &m);
     }
 }
@@ -97,7 +135,7 @@ TEST(layer_rows_do_not_depend_on_the_batch) {
         spec.fused_combine = MOE_ROUTE_OFF;
         model_create(&device, &spec, 5, &separate);
         REQUIRE(m.layer && separate.layer, "no layer");
-        make_input(&random, &spec, num_tokens, &input, &logits, &x);
+        model_random_input(&random, &spec, num_tokens, &input, &logits, &x);
         row = (size_t)spec.hidden_size * model_dtype_size(spec.dtype);
         CHECK(model_run(&device, &m, &input, &all) == MOE_ROUTE_OK, "%s", device_message(&device));
         for (t = 0; t < 40; t += t % 3 + 1) {
@@ -142,7 +180,7 @@ TEST(layer_takes_given_ids) {
         void *x;
         uint32_t p;
         double error;
-        make_input(&random, &spec, num_tokens, &input, &logits, &x);
+        model_random_input(&random, &spec, num_tokens, &input, &logits, &x);
         for (p = 0; p < num_tokens * 4; p++) {
             static const int32_t wild[] = {-1, 16, 2147483647, -2147483647 - 1};
             ids[p] = p % 5 == 3 ? wild[p / 5 % 4] : p % 7 == 0 ? 3 : (int32_t)random_below(&random, 16);
@@ -186,7 +224,7 @@ TEST(layer_leaves_padding_out) {
         float *logits;
         void *x;
         uint32_t i;
-        make_input(&random, &spec, num_tokens, &input, &logits, &x);
+        model_random_input(&random, &spec, num_tokens, &input, &logits, &x);
         for (i = real; i < num_tokens; i++) { /* what stands in padding must not matter */
             logits[(size_t)i * spec.num_experts] = NAN;
             memset((char *)x + i * row, 0xff, row);
@@ -226,7 +264,7 @@ TEST(layer_computes_its_range_of_experts) {
     spec.operations = MOE_ROUTE_OPERATION_LAYER;
     model_create(&device, &spec, 9, &whole);
     REQUIRE(whole.layer, "no layer");
-    make_input(&random, &spec, 16, &input, &logits, &x);
+    model_random_input(&random, &spec, 16, &input, &logits, &x);
     CHECK(model_run(&device, &whole, &input, &all) == MOE_ROUTE_OK, "%s", device_message(&device));
     sum = (float *)model_alloc(16 * spec.hidden_size * 4);
     for (n = 0; n < 16 * spec.hidden_size; n++) sum[n] = 0;
@@ -301,7 +339,7 @@ static void check_matmul(const model *m, moe_route_matrix which, int per_pair, u
         for (n = 0; n < matrix->rows; n++) {
             const size_t at = (size_t)p * matrix->rows + n;
             const int local = ids[p] >= 0 && ids[p] < (int32_t)m->spec.num_experts;
-            want[at] = local ? (float)model_dot(matrix, (size_t)ids[p] * matrix->rows + n, row) : 0.0f;
+            want[at] = local ? (float)model_dot(matrix, (size_t)ids[p] * matrix->rows + n, row, 1.0) : 0.0f;
             if (!local && !CHECK(out[at] == 0.0f, "pair %u has no expert but out %g", p, (double)out[at])) break;
         }
     }
@@ -443,90 +481,6 @@ TEST(expand_and_combine_match_their_definition) {
     check_expand_and_combine(MOE_ROUTE_BF16, 4, 20000, 0);
 }
 
-/* ---- the MoE blocks of transformers ---- */
-
-/* logits = x @ gate^T, the part of the block that lies before this library. */
-static float *block_logits(const float *x, const float *gate, uint32_t num_tokens, uint32_t num_experts, uint32_t hidden) {
-    float *logits = (float *)model_alloc((size_t)num_tokens * num_experts * 4);
-    uint32_t t, e, n;
-    for (t = 0; t < num_tokens; t++)
-        for (e = 0; e < num_experts; e++) {
-            double sum = 0;
-            for (n = 0; n < hidden; n++) sum += (double)x[t * hidden + n] * (double)gate[e * hidden + n];
-            logits[t * num_experts + e] = (float)sum;
-        }
-    return logits;
-}
-
-static void check_block(safetensors_file *file, const char *name, uint32_t num_experts, uint32_t top_k, moe_route_dtype dtype, moe_route_format format, double bound) {
-    const uint32_t hidden = 128, columns = 64, num_tokens = 16;
-    const moe_route_dtype weight_dtype = format == MOE_ROUTE_FORMAT_F32 ? MOE_ROUTE_F32 : MOE_ROUTE_BF16;
-    const size_t gate_up_count = (size_t)num_experts * 2 * columns * hidden, down_count = (size_t)num_experts * hidden * columns;
-    const float *x, *y, *gate, *gate_up, *down;
-    char tensor[96];
-    model m;
-    model_input input;
-    model_output output;
-    void *stored_x = model_alloc(num_tokens * hidden * 4), *stored = model_alloc(gate_up_count * 4);
-    float *logits;
-    moe_route_layer_desc desc;
-    snprintf(tensor, sizeof tensor, "%s.x", name);
-    x = (const float *)safetensors_find(file, tensor)->data;
-    snprintf(tensor, sizeof tensor, "%s.y", name);
-    y = (const float *)safetensors_find(file, tensor)->data;
-    snprintf(tensor, sizeof tensor, "%s.gate.weight", name);
-    gate = (const float *)safetensors_find(file, tensor)->data;
-    snprintf(tensor, sizeof tensor, "%s.experts.gate_up_proj", name);
-    gate_up = (const float *)safetensors_find(file, tensor)->data;
-    snprintf(tensor, sizeof tensor, "%s.experts.down_proj", name);
-    down = (const float *)safetensors_find(file, tensor)->data;
-    memset(&m, 0, sizeof m);
-    memset(&desc, 0, sizeof desc);
-    m.spec.num_experts = desc.router.num_experts = num_experts;
-    m.spec.top_k = desc.router.top_k = top_k;
-    m.spec.hidden_size = desc.experts.hidden_size = hidden;
-    desc.experts.intermediate_size = columns;
-    m.spec.dtype = desc.experts.dtype = dtype;
-    desc.router.renormalize = MOE_ROUTE_RENORMALIZE_SUM;
-    desc.experts.gate_up.format = desc.experts.down.format = format;
-    quantize_convert(stored, model_storage(weight_dtype), gate_up, QUANTIZE_F32, gate_up_count);
-    m.gate_up.data_buffer = device_create_from(&device, stored, gate_up_count * model_dtype_size(weight_dtype));
-    quantize_convert(stored, model_storage(weight_dtype), down, QUANTIZE_F32, down_count);
-    m.down.data_buffer = device_create_from(&device, stored, down_count * model_dtype_size(weight_dtype));
-    desc.experts.gate_up.data = m.gate_up.data_buffer.address;
-    desc.experts.down.data = m.down.data_buffer.address;
-    CHECK(moe_route_layer_create(device.context, &desc, &m.layer) == MOE_ROUTE_OK, "%s", device_message(&device));
-    quantize_convert(stored_x, model_storage(dtype), x, QUANTIZE_F32, num_tokens * hidden);
-    logits = block_logits(x, gate, num_tokens, num_experts, hidden);
-    memset(&input, 0, sizeof input);
-    input.num_tokens = num_tokens;
-    input.x = stored_x;
-    input.logits = logits;
-    if (m.layer) {
-        CHECK(model_run(&device, &m, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
-        CHECK(relative_error(output.y_values, y, num_tokens * hidden) <= bound, "%s dtype %d format %d: relative error %.3g", name, (int)dtype, (int)format,
-              relative_error(output.y_values, y, num_tokens * hidden));
-        model_output_free(&output);
-    }
-    moe_route_layer_destroy(m.layer);
-    device_destroy(&device, &m.gate_up.data_buffer);
-    device_destroy(&device, &m.down.data_buffer);
-    free(stored_x);
-    free(stored);
-    free(logits);
-}
-
-TEST(layer_agrees_with_transformers) {
-    safetensors_file file;
-    REQUIRE(safetensors_open(&file, "tests/data/blocks.safetensors"), "%s", file.error);
-    check_block(&file, "qwen3_moe", 8, 4, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 2e-6);
-    check_block(&file, "mixtral", 8, 2, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 2e-6);
-    check_block(&file, "qwen3_moe", 8, 4, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 1e-2);
-    check_block(&file, "mixtral", 8, 2, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 1e-2);
-    if (!small_size) check_block(&file, "qwen3_moe", 8, 4, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_BF16, 4e-3);
-    safetensors_close(&file);
-}
-
 /* ---- graphs, streams, threads ---- */
 
 TEST(layer_replays_in_a_graph) {
@@ -550,14 +504,14 @@ TEST(layer_replays_in_a_graph) {
         float *logits, *fresh_logits;
         void *x, *fresh_x;
         uint32_t replay;
-        make_input(&random, &spec, num_tokens, &input, &logits, &x);
+        model_random_input(&random, &spec, num_tokens, &input, &logits, &x);
         model_call_create(&device, &m, &input, &call);
         device_must(&device, gpu_capture_begin(&device.gpu, device.stream));
         CHECK(moe_route_layer_run(m.layer, &call.args) == MOE_ROUTE_OK, "%s", device_message(&device));
         CHECK(moe_route_layer_run(m.layer, &call.args) == MOE_ROUTE_OK, "%s", device_message(&device)); /* twice: nothing is left behind */
         device_must(&device, gpu_capture_end(&device.gpu, device.stream, &graph));
         for (replay = 0; replay < 3; replay++) {
-            make_input(&random, &spec, num_tokens, &fresh, &fresh_logits, &fresh_x);
+            model_random_input(&random, &spec, num_tokens, &fresh, &fresh_logits, &fresh_x);
             device_upload(&device, &call.logits, fresh_logits, logits_size);
             device_upload(&device, &call.x, fresh_x, x_size);
             device_fill(&device, &call.y, DEVICE_POISON);
@@ -599,7 +553,7 @@ TEST(layer_runs_on_several_streams) {
     model_create(&device, &spec, 92, &m);
     REQUIRE(m.layer, "no layer");
     for (s = 0; s < STREAMS; s++) {
-        make_input(&random, &spec, s == 0 ? 1 : s * 5, &input[s], &logits[s], &x[s]);
+        model_random_input(&random, &spec, s == 0 ? 1 : s * 5, &input[s], &logits[s], &x[s]);
         CHECK(model_run(&device, &m, &input[s], &direct[s]) == MOE_ROUTE_OK, "%s", device_message(&device));
         model_call_create(&device, &m, &input[s], &call[s]);
         device_must(&device, gpu_stream_create(&device.gpu, &stream[s]));
@@ -667,13 +621,13 @@ int main(int argc, char **argv) {
     small_size = size && strcmp(size, "small") == 0;
     if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
     RUN(layer_matches_its_definition);
+    RUN(layer_heeds_every_choice);
     RUN(layer_rows_do_not_depend_on_the_batch);
     RUN(layer_takes_given_ids);
     RUN(layer_leaves_padding_out);
     RUN(layer_computes_its_range_of_experts);
     RUN(matmul_matches_its_definition);
     RUN(expand_and_combine_match_their_definition);
-    RUN(layer_agrees_with_transformers);
     RUN(layer_replays_in_a_graph);
     RUN(layer_runs_on_several_streams);
     RUN(layer_explains_its_launches);

@@ -1,6 +1,6 @@
 /*
   test_maps.c: the expert maps of given ids: every output against its definition, for few pairs (one launch) and many, with
-  repeated and out-of-range ids, ranges of local experts, skewed and empty experts.
+  repeated and out-of-range ids, ranges of local experts, experts that an expert map places, skewed and empty experts.
   TEST_DEVICE chooses the device, TEST_SIZE=small a selection for slow (emulated) devices.
 */
 #define MOE_ROUTE_IMPLEMENTATION
@@ -8,6 +8,7 @@
 
 #include "support/test.h"
 #include "support/device.h"
+#include "support/router.h"
 #include "support/routing.h"
 #include "support/model.h"
 #include "support/cases.h"
@@ -31,22 +32,68 @@ static void make_ids(test_random *random, ids_kind kind, int32_t *ids, uint32_t 
     }
 }
 
+/* [E, columns]: some experts have no physical expert, some as many as there are columns, others fewer. */
+static int32_t *make_expert_map(test_random *random, const maps_case *c) {
+    int32_t *map = (int32_t *)malloc((size_t)c->num_experts * c->columns * sizeof *map);
+    uint32_t e, i;
+    for (e = 0; e < c->num_experts; e++) {
+        const uint32_t replicas = e % 7 == 3 ? 0 : e % 5 == 0 ? c->columns : 1 + random_below(random, c->columns);
+        for (i = 0; i < c->columns; i++) map[e * c->columns + i] = i < replicas ? (int32_t)random_below(random, c->num_physical) : i == replicas ? -1 : 0;
+    }
+    return map;
+}
+
+/* The physical expert of every pair, by the definition in moe_route.h. */
+static int32_t *place_pairs(const maps_case *c, const int32_t *map, const int32_t *ids, uint32_t num_pairs) {
+    int32_t *placed = (int32_t *)malloc((size_t)num_pairs * sizeof *placed + 1);
+    uint32_t p, replicas;
+    for (p = 0; p < num_pairs; p++) {
+        const int32_t *row = map + (size_t)(ids[p] < 0 ? 0 : ids[p]) * c->columns;
+        placed[p] = -1;
+        if (ids[p] < 0 || ids[p] >= (int32_t)c->num_experts) continue;
+        for (replicas = 0; replicas < c->columns && row[replicas] != -1; replicas++) {}
+        if (replicas) placed[p] = row[p / c->top_k % replicas];
+    }
+    return placed;
+}
+
+/* Counters that begin with numbers beyond 32 bits have grown by the valid pairs of each expert. */
+static void check_load(const routing_output *output, const int64_t *before, uint32_t num_experts, uint32_t num_valid_pairs, const char *what) {
+    uint32_t e, p;
+    for (e = 0; e < num_experts; e++) {
+        int64_t want = before[e];
+        for (p = 0; p < num_valid_pairs; p++) want += output->ids[p] == (int32_t)e;
+        if (!CHECK(output->expert_load[e] == want, "%s: load of expert %u is %lld instead of %lld", what, e, (long long)output->expert_load[e], (long long)want)) return;
+    }
+}
+
 static void run_case(const maps_case *c, uint64_t seed) {
     static const uint32_t token_counts[] = {0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 300, 4096};
     static const uint32_t block_sizes[] = {0, 1, 16, 64, 7};
     const uint32_t max_tokens = small_size ? 65 : 4096;
-    const uint32_t num_local = c->num_local ? c->num_local : c->num_experts - c->first_expert;
+    const uint32_t num_local = c->num_local ? c->num_local : (c->columns ? c->num_physical : c->num_experts) - c->first_expert;
     moe_route_layer_desc desc;
     moe_route_layer *layer = NULL;
-    int32_t *ids = (int32_t *)malloc((size_t)max_tokens * c->top_k * 4);
+    int32_t *ids = (int32_t *)malloc((size_t)max_tokens * c->top_k * 4), *map = NULL;
+    int64_t *load = (int64_t *)malloc(c->num_experts * sizeof *load);
+    device_buffer map_buffer;
     test_random random;
     uint32_t i, kind;
     random_seed(&random, seed);
+    memset(&map_buffer, 0, sizeof map_buffer);
+    for (i = 0; i < c->num_experts; i++) load[i] = INT64_C(5000000000) * (int64_t)i - 1;
     memset(&desc, 0, sizeof desc);
     desc.router.num_experts = c->num_experts;
     desc.router.top_k = c->top_k;
     desc.experts.first_expert = c->first_expert;
     desc.experts.num_local_experts = c->num_local;
+    if (c->columns) {
+        map = make_expert_map(&random, c);
+        map_buffer = device_create_from(&device, map, (size_t)c->num_experts * c->columns * sizeof *map);
+        desc.experts.expert_map = map_buffer.address;
+        desc.experts.expert_map_columns = c->columns;
+        desc.experts.num_physical_experts = c->num_physical;
+    }
     desc.max_tokens = max_tokens;
     desc.operations = MOE_ROUTE_OPERATION_MAPS;
     CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
@@ -56,6 +103,7 @@ static void run_case(const maps_case *c, uint64_t seed) {
             const int32_t valid = (int32_t)(num_tokens / 2 + 1);
             routing_input input;
             routing_output output;
+            uint32_t num_valid_pairs;
             char what[96];
             if (num_tokens > max_tokens) continue;
             make_ids(&random, (ids_kind)kind, ids, num_tokens * c->top_k, c->num_experts);
@@ -67,12 +115,19 @@ static void run_case(const maps_case *c, uint64_t seed) {
             input.num_valid = (i + kind) % 3 == 0 ? &valid : NULL;
             snprintf(what, sizeof what, "E %u k %u local %u+%u T %u ids %u block %u%s", c->num_experts, c->top_k, c->first_expert, num_local, num_tokens, kind, input.block_size,
                      input.num_valid ? " padded" : "");
+            input.expert_load = kind % 2 ? load : NULL;
             CHECK(routing_run(&device, layer, &desc.router, num_local, &input, &output) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
-            routing_check_maps(&output, c->first_expert, input.num_valid && (uint32_t)valid < num_tokens ? (uint32_t)valid * c->top_k : output.num_pairs, input.block_size, what);
+            num_valid_pairs = input.num_valid && (uint32_t)valid < num_tokens ? (uint32_t)valid * c->top_k : output.num_pairs;
+            if (map) output.placed = place_pairs(c, map, ids, output.num_pairs);
+            routing_check_maps(&output, c->first_expert, num_valid_pairs, input.block_size, what);
+            if (input.expert_load) check_load(&output, load, c->num_experts, num_valid_pairs, what);
             routing_output_free(&output);
         }
     moe_route_layer_destroy(layer);
+    device_destroy(&device, &map_buffer);
     free(ids);
+    free(map);
+    free(load);
 }
 
 TEST(maps_match_their_definition) {
@@ -135,6 +190,49 @@ TEST(maps_are_optional_one_by_one) {
     moe_route_layer_destroy(layer);
 }
 
+/* Experts without weights have no place in maps, those of the router included. */
+TEST(maps_leave_identity_experts_out) {
+    enum { EXPERTS = 20, IDENTITY = 6, TOP_K = 4, MOST = 150 };
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    static int32_t ids[MOST * TOP_K];
+    static float logits[MOST * EXPERTS];
+    test_random random;
+    uint32_t n, i, given, identities = 0;
+    random_seed(&random, 4);
+    memset(&desc, 0, sizeof desc);
+    desc.router.num_experts = EXPERTS;
+    desc.router.top_k = TOP_K;
+    desc.experts.num_identity_experts = IDENTITY;
+    desc.max_tokens = MOST;
+    desc.operations = MOE_ROUTE_OPERATION_MAPS | MOE_ROUTE_OPERATION_ROUTE;
+    REQUIRE(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+    for (n = 0; n < 3; n++)
+        for (given = 0; given < 2; given++) {
+            const uint32_t num_tokens = n == 0 ? 1 : n == 1 ? 16 : MOST;
+            routing_input input;
+            routing_output output;
+            make_ids(&random, IDS_RANDOM, ids, num_tokens * TOP_K, EXPERTS);
+            for (i = 0; i < num_tokens * EXPERTS; i++) logits[i] = random_normal(&random);
+            memset(&input, 0, sizeof input);
+            input.num_tokens = num_tokens;
+            if (given) {
+                input.ids = ids;
+            } else {
+                input.logits = logits;
+                input.logits_size = (size_t)num_tokens * EXPERTS * 4;
+            }
+            input.maps = 1;
+            input.block_size = 8;
+            CHECK(routing_run(&device, layer, &desc.router, EXPERTS - IDENTITY, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
+            routing_check_maps(&output, 0, output.num_pairs, 8, given ? "identity experts among given ids" : "identity experts among routed ids");
+            for (i = 0; i < output.num_pairs; i++) identities += output.ids[i] >= EXPERTS - IDENTITY;
+            routing_output_free(&output);
+        }
+    CHECK(identities > 0, "no identity expert was chosen");
+    moe_route_layer_destroy(layer);
+}
+
 int main(int argc, char **argv) {
     const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
@@ -142,6 +240,7 @@ int main(int argc, char **argv) {
     if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
     RUN(maps_match_their_definition);
     RUN(maps_are_optional_one_by_one);
+    RUN(maps_leave_identity_experts_out);
     device_close(&device);
     return test_end();
 }

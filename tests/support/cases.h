@@ -1,66 +1,89 @@
 /*
   cases.h: the routers, maps and layers that the tests run, in one place: what runs on a device is also compiled for every
-  architecture. Include model.h first.
+  architecture. Include router.h and model.h first.
 */
 #ifndef TEST_CASES_H
 #define TEST_CASES_H
 
 typedef struct route_case {
-    uint32_t num_experts, top_k;
-    moe_route_dtype dtype;
-    moe_route_score score;
-    int bias;
-    moe_route_weight weight;
-    moe_route_renormalize renormalize;
-    float epsilon, scale;
-    int in_small; /* part of TEST_SIZE=small */
+    moe_route_router router; /* without addresses */
+    int logit_bias, selection_bias, expert_scale; /* arrays to give; a selection bias of 2 is large enough to turn scores negative */
+    int in_small;                                /* part of TEST_SIZE=small */
 } route_case;
 
 static const route_case route_cases[] = {
-    {256, 8, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, 1},
-    {256, 8, MOE_ROUTE_BF16, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-20f, 2.5f, 1},
-    {128, 8, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 0, 1},
-    {32, 4, MOE_ROUTE_F16, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOE_ROUTE_RENORMALIZE_NONE, 0, 0, 1},
-    {512, 10, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 6.0f, 1},
-    {1, 1, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-6f, 0, 1},
-    {7, 7, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SIGMOID, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, 1},
-    {33, 5, MOE_ROUTE_BF16, MOE_ROUTE_SCORE_SOFTMAX, 1, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOE_ROUTE_RENORMALIZE_NONE, 0, 0.5f, 1},
-    {65, 64, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-20f, 0, 1},
-    {2048, 64, MOE_ROUTE_F16, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-6f, 0, 1},
-    {2, 1, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 0, 0},
-    {8, 2, MOE_ROUTE_BF16, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, 0},
-    {31, 3, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SIGMOID, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-20f, 0, 0},
-    {60, 4, MOE_ROUTE_F16, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 0, 0},
-    {64, 6, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, 0},
-    {72, 12, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOE_ROUTE_RENORMALIZE_NONE, 0, 0, 0},
-    {160, 6, MOE_ROUTE_BF16, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-20f, 2.5f, 0},
-    {257, 9, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 1.5f, 0},
-    {384, 8, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-20f, 2.827f, 0},
-    {512, 22, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 1e-20f, 5.0f, 0},
-    {768, 12, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 6.0f, 0},
-    {896, 16, MOE_ROUTE_BF16, MOE_ROUTE_SCORE_SIGMOID, 1, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, 0},
-    {1025, 32, MOE_ROUTE_F32, MOE_ROUTE_SCORE_SOFTMAX, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 0, 0},
+    {.router = {.num_experts = 256, .top_k = 8, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}, .in_small = 1},
+    {.router = {.num_experts = 256, .top_k = 8, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 2.5f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 128, .top_k = 8}, .in_small = 1},
+    {.router = {.num_experts = 32, .top_k = 4, .logits_dtype = MOE_ROUTE_F16, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED}, .in_small = 1},
+    {.router = {.num_experts = 512, .top_k = 10, .scale = 6.0f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 1, .top_k = 1, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-6f}, .in_small = 1},
+    {.router = {.num_experts = 7, .top_k = 7, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}, .in_small = 1},
+    {.router = {.num_experts = 33, .top_k = 5, .logits_dtype = MOE_ROUTE_BF16, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, .scale = 0.5f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 65, .top_k = 64, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f}, .in_small = 1},
+    {.router = {.num_experts = 2048, .top_k = 64, .logits_dtype = MOE_ROUTE_F16, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-6f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 2, .top_k = 1, .score = MOE_ROUTE_SCORE_SIGMOID}, .selection_bias = 1},
+    {.router = {.num_experts = 8, .top_k = 2, .logits_dtype = MOE_ROUTE_BF16, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}},
+    {.router = {.num_experts = 31, .top_k = 3, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f}},
+    {.router = {.num_experts = 60, .top_k = 4, .logits_dtype = MOE_ROUTE_F16}},
+    {.router = {.num_experts = 64, .top_k = 6, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}, .selection_bias = 1},
+    {.router = {.num_experts = 72, .top_k = 12, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED}},
+    {.router = {.num_experts = 160, .top_k = 6, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 2.5f}, .selection_bias = 1},
+    {.router = {.num_experts = 257, .top_k = 9, .score = MOE_ROUTE_SCORE_SIGMOID, .scale = 1.5f}, .selection_bias = 1},
+    {.router = {.num_experts = 384, .top_k = 8, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 2.827f}, .selection_bias = 1},
+    {.router = {.num_experts = 512, .top_k = 22, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 5.0f}, .selection_bias = 1},
+    {.router = {.num_experts = 768, .top_k = 12, .scale = 6.0f}, .selection_bias = 1},
+    {.router = {.num_experts = 896, .top_k = 16, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}, .selection_bias = 1},
+    {.router = {.num_experts = 1025, .top_k = 32}},
+    /* the router's bias, soft-cap, other scores */
+    {.router = {.num_experts = 32, .top_k = 4, .logits_dtype = MOE_ROUTE_BF16, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED}, .logit_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 256, .top_k = 8, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .scale = 1.25f, .softcap = 30.0f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 64, .top_k = 6, .logits_dtype = MOE_ROUTE_F16, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .softcap = 2.5f}, .logit_bias = 1},
+    {.router = {.num_experts = 256, .top_k = 6, .score = MOE_ROUTE_SCORE_SQRT_SOFTPLUS, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 1.5f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 40, .top_k = 5, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SQRT_SOFTPLUS}},
+    {.router = {.num_experts = 48, .top_k = 3, .score = MOE_ROUTE_SCORE_IDENTITY, .scale = 0.5f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 31, .top_k = 4, .score = MOE_ROUTE_SCORE_IDENTITY, .renormalize = MOE_ROUTE_RENORMALIZE_L2, .renormalize_epsilon = 1e-6f}},
+    {.router = {.num_experts = 16, .top_k = 2, .score = MOE_ROUTE_SCORE_SPARSE_MIXER, .jitter = 0.01f}, .in_small = 1},
+    {.router = {.num_experts = 62, .top_k = 5, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SPARSE_MIXER, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .scale = 2.0f, .jitter = 0.2f}},
+    {.router = {.num_experts = 96, .top_k = 7, .score = MOE_ROUTE_SCORE_CUSTOM, .score_expression = ROUTER_CUSTOM_EXPRESSION, .score_function = router_custom_score}, .in_small = 1},
+    {.router = {.num_experts = 144, .top_k = 6, .logits_dtype = MOE_ROUTE_F16, .score = MOE_ROUTE_SCORE_CUSTOM, .renormalize = MOE_ROUTE_RENORMALIZE_MAX_SUM, .renormalize_epsilon = 0.5f, .score_expression = ROUTER_CUSTOM_EXPRESSION, .score_function = router_custom_score}, .selection_bias = 1},
+    /* groups */
+    {.router = {.num_experts = 256, .top_k = 8, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 2.5f, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 8, .topk_groups = 4}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 192, .top_k = 8, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 8, .topk_groups = 2, .dropped = MOE_ROUTE_DROPPED_ZERO}, .selection_bias = 2},
+    {.router = {.num_experts = 160, .top_k = 6, .scale = 16.0f, .group_rule = MOE_ROUTE_GROUPS_MAX, .num_groups = 8, .topk_groups = 3, .dropped = MOE_ROUTE_DROPPED_ZERO}, .in_small = 1},
+    {.router = {.num_experts = 128, .top_k = 4, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 4, .topk_groups = 1}},
+    {.router = {.num_experts = 72, .top_k = 8, .score = MOE_ROUTE_SCORE_SIGMOID, .group_rule = MOE_ROUTE_GROUPS_MAX, .num_groups = 24, .topk_groups = 5, .dropped = MOE_ROUTE_DROPPED_ZERO}, .selection_bias = 2, .in_small = 1},
+    {.router = {.num_experts = 576, .top_k = 10, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 48, .topk_groups = 40}, .selection_bias = 2},
+    {.router = {.num_experts = 512, .top_k = 8, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .group_rule = MOE_ROUTE_GROUPS_QUOTA, .num_groups = 8}, .in_small = 1},
+    {.router = {.num_experts = 288, .top_k = 36, .logits_dtype = MOE_ROUTE_F16, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .group_rule = MOE_ROUTE_GROUPS_QUOTA, .num_groups = 12}, .selection_bias = 1},
+    /* given ids, and ids from a table */
+    {.router = {.num_experts = 255, .top_k = 6, .score = MOE_ROUTE_SCORE_SQRT_SOFTPLUS, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 1.5f, .ids = MOE_ROUTE_IDS_TABLE, .id_table_rows = 100}, .in_small = 1},
+    {.router = {.num_experts = 64, .top_k = 4, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .ids = MOE_ROUTE_IDS_GIVEN}, .in_small = 1},
+    {.router = {.num_experts = 33, .top_k = 9, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SIGMOID, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, .ids = MOE_ROUTE_IDS_GIVEN}, .expert_scale = 1},
+    /* weights */
+    {.router = {.num_experts = 128, .top_k = 1, .weight = MOE_ROUTE_WEIGHT_SIGMOID_SELECTED}, .in_small = 1},
+    {.router = {.num_experts = 128, .top_k = 8, .weight = MOE_ROUTE_WEIGHT_SIGMOID_SELECTED, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .weights_dtype = MOE_ROUTE_BF16}},
+    {.router = {.num_experts = 64, .top_k = 6, .renormalize = MOE_ROUTE_RENORMALIZE_MAX_SUM, .renormalize_epsilon = 0.2f}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 16, .top_k = 4, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_L2}, .in_small = 1},
+    {.router = {.num_experts = 128, .top_k = 8, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .weights_dtype = MOE_ROUTE_F16}, .expert_scale = 1, .in_small = 1},
+    {.router = {.num_experts = 128, .top_k = 4, .logits_dtype = MOE_ROUTE_BF16, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, .divide_by_top_k = 1}, .in_small = 1},
+    {.router = {.num_experts = 17, .top_k = 1, .num_skip_experts = 9}, .selection_bias = 1, .in_small = 1},
+    /* shared experts */
+    {.router = {.num_experts = 256, .top_k = 6, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .scale = 3.0f, .num_shared_experts = 2}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 60, .top_k = 31, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SQRT_SOFTPLUS, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, .num_shared_experts = 7, .weights_dtype = MOE_ROUTE_BF16}, .logit_bias = 1},
 };
-
-TEST_FUNCTION void fill_router(moe_route_router *router, const route_case *c) {
-    memset(router, 0, sizeof *router);
-    router->num_experts = c->num_experts;
-    router->top_k = c->top_k;
-    router->logits_dtype = c->dtype;
-    router->score = c->score;
-    router->weight = c->weight;
-    router->renormalize = c->renormalize;
-    router->renormalize_epsilon = c->epsilon;
-    router->scale = c->scale;
-}
 
 typedef struct maps_case {
     uint32_t num_experts, top_k, first_expert, num_local; /* num_local 0: all */
+    uint32_t columns, num_physical;                       /* of an expert map; 0: none */
     int in_small;
 } maps_case;
 
 static const maps_case maps_cases[] = {
-    {256, 8, 0, 0, 1}, {32, 4, 8, 16, 1}, {1, 1, 0, 0, 1}, {2048, 64, 0, 0, 1}, {60, 6, 30, 30, 1}, {7, 5, 6, 1, 0}, {512, 10, 100, 257, 0}, {1025, 3, 0, 0, 0}, {2048, 8, 1024, 1024, 0},
+    {256, 8, 0, 0, 0, 0, 1}, {32, 4, 8, 16, 0, 0, 1}, {1, 1, 0, 0, 0, 0, 1}, {2048, 64, 0, 0, 0, 0, 1}, {60, 6, 30, 30, 0, 0, 1}, {7, 5, 6, 1, 0, 0, 0}, {512, 10, 100, 257, 0, 0, 0},
+    {1025, 3, 0, 0, 0, 0, 0}, {2048, 8, 1024, 1024, 0, 0, 0},
+    /* experts elsewhere, with replicas */
+    {24, 4, 0, 0, 1, 24, 1}, {32, 4, 10, 20, 3, 48, 1}, {256, 8, 144, 144, 2, 288, 0}, {40, 5, 0, 0, 64, 2048, 0},
 };
 
 typedef struct layer_case {
@@ -68,7 +91,9 @@ typedef struct layer_case {
     int in_small;
 } layer_case;
 
-#define REST 0, 0, 0, 0, MOE_ROUTE_AUTO, MOE_ROUTE_AUTO /* all experts; tokens and operations as the test sets them */
+#define PLAIN {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}
+#define ALL 0, 0, 0, 0, MOE_ROUTE_AUTO, MOE_ROUTE_AUTO /* experts; tokens and operations as the test sets them */
+#define REST ALL, PLAIN
 
 static const layer_case layer_cases[] = {
     /* E, k, H, I, dtype, format, group, scales, interleaved, bias */
@@ -90,7 +115,24 @@ static const layer_case layer_cases[] = {
     {{16, 8, 704, 1056, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, REST}, 0},
 };
 
+/* What stands between the matmuls, the weight's place, identity experts. Limits are low enough to bite. */
+static const layer_case choice_cases[] = {
+    /* activation, no gate, alpha, up offset, clamp, its position, weight on input, identity experts */
+    {{8, 2, 64, 48, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F32, ALL, {MOE_ROUTE_ACTIVATION_GELU_TANH, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{8, 2, 64, 48, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_GELU_ERF, 0, 0, 0.5f, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{16, 4, 256, 128, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_INT4, 64, MOE_ROUTE_F16, 0, MOE_ROUTE_BF16, ALL, {MOE_ROUTE_ACTIVATION_RELU2, 1, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{7, 3, 65, 31, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_GELU_ERF, 1, 0, 0, 0.4f, MOE_ROUTE_CLAMP_AFTER, 0, 0}}, 1},
+    {{8, 4, 128, 64, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_BF16, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 1.3f, 1, 0.8f, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{8, 2, 128, 64, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0.3f, MOE_ROUTE_CLAMP_AFTER, 0, 0}}, 1},
+    {{8, 2, 96, 40, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F16, ALL, {MOE_ROUTE_ACTIVATION_SILU, 1, 0.7f, 0, 1, MOE_ROUTE_CLAMP_BEFORE, 0, 0}}, 1},
+    {{16, 4, 256, 128, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT8, 64, MOE_ROUTE_F16, 0, MOE_ROUTE_F16, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 1, 0}}, 1},
+    {{12, 4, 128, 64, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 4}}, 1},
+    {{11, 5, 67, 35, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_F32, ALL, {MOE_ROUTE_ACTIVATION_RELU2, 0, 0, -0.5f, 1.5f, MOE_ROUTE_CLAMP_BEFORE, 1, 6}}, 1},
+};
+
 #undef REST
+#undef ALL
+#undef PLAIN
 
 #define NUM_CASES(cases) (sizeof (cases) / sizeof (cases)[0])
 

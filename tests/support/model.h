@@ -5,6 +5,15 @@
 #ifndef TEST_MODEL_H
 #define TEST_MODEL_H
 
+typedef struct model_choices { /* of moe_route_experts, beside the weights; all zero: the defaults */
+    moe_route_activation activation;
+    int no_gate;
+    float alpha, up_offset, clamp;
+    moe_route_clamp_position clamp_position;
+    int weight_on_input;
+    uint32_t num_identity;
+} model_choices;
+
 typedef struct model_spec {
     uint32_t num_experts, top_k, hidden_size, intermediate_size;
     moe_route_dtype dtype;
@@ -16,6 +25,7 @@ typedef struct model_spec {
     uint32_t first_expert, num_local; /* num_local 0: all */
     uint32_t max_tokens, operations;
     moe_route_switch dependent_launch, fused_combine;
+    model_choices choices;
 } model_spec;
 
 typedef struct model_matrix {
@@ -56,7 +66,14 @@ TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *
     desc->experts.hidden_size = spec->hidden_size;
     desc->experts.intermediate_size = spec->intermediate_size;
     desc->experts.dtype = spec->dtype;
-    desc->experts.gate_up_order = spec->interleaved ? MOE_ROUTE_GATE_UP_INTERLEAVED : MOE_ROUTE_GATE_UP_HALVES;
+    desc->experts.gate_up_order = spec->choices.no_gate ? MOE_ROUTE_GATE_UP_NO_GATE : spec->interleaved ? MOE_ROUTE_GATE_UP_INTERLEAVED : MOE_ROUTE_GATE_UP_HALVES;
+    desc->experts.activation = spec->choices.activation;
+    desc->experts.activation_alpha = spec->choices.alpha;
+    desc->experts.up_offset = spec->choices.up_offset;
+    desc->experts.clamp = spec->choices.clamp;
+    desc->experts.clamp_position = spec->choices.clamp_position;
+    desc->experts.weight_on_input = spec->choices.weight_on_input;
+    desc->experts.num_identity_experts = spec->choices.num_identity;
     desc->experts.first_expert = spec->first_expert;
     desc->experts.num_local_experts = spec->num_local;
     desc->max_tokens = spec->max_tokens;
@@ -140,9 +157,9 @@ TEST_FUNCTION void model_create(test_device *on, const model_spec *spec, uint64_
     random_seed(&random, seed);
     memset(m, 0, sizeof *m);
     m->spec = *spec;
-    m->num_local = spec->num_local ? spec->num_local : spec->num_experts - spec->first_expert;
+    m->num_local = spec->num_local ? spec->num_local : spec->num_experts - spec->choices.num_identity - spec->first_expert;
     model_describe(spec, &desc);
-    model_matrix_create(on, &random, spec, m->num_local, spec->intermediate_size * 2, spec->hidden_size, &m->gate_up, &desc.experts.gate_up);
+    model_matrix_create(on, &random, spec, m->num_local, spec->intermediate_size * (spec->choices.no_gate ? 1 : 2), spec->hidden_size, &m->gate_up, &desc.experts.gate_up);
     model_matrix_create(on, &random, spec, m->num_local, spec->hidden_size, spec->intermediate_size, &m->down, &desc.experts.down);
     CHECK(moe_route_layer_create(on->context, &desc, &m->layer) == MOE_ROUTE_OK, "%s", device_message(on));
 }
@@ -153,12 +170,27 @@ TEST_FUNCTION void model_destroy(test_device *on, model *m) {
     model_matrix_destroy(on, &m->down);
 }
 
-TEST_FUNCTION double model_dot(const model_matrix *matrix, size_t row, const float *x) {
+/* weight * (W @ x) + bias of one row. */
+TEST_FUNCTION double model_dot(const model_matrix *matrix, size_t row, const float *x, double weight) {
     const float *values = matrix->values + row * matrix->inner;
-    double sum = matrix->bias_values ? (double)matrix->bias_values[row] : 0.0;
+    double sum = 0;
     uint32_t k;
     for (k = 0; k < matrix->inner; k++) sum += (double)values[k] * (double)x[k];
-    return sum;
+    return weight * sum + (matrix->bias_values ? (double)matrix->bias_values[row] : 0.0);
+}
+
+/* h of one column. */
+TEST_FUNCTION double model_activate(const model_choices *c, double gate, double up) {
+    const double limit = c->clamp != 0 ? (double)c->clamp : HUGE_VAL, alpha = c->alpha != 0 ? (double)c->alpha : 1.0;
+    double value = c->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? fmin(gate, limit) : gate;
+    switch (c->activation) {
+    case MOE_ROUTE_ACTIVATION_SILU: value = value / (1 + exp(-alpha * value)); break;
+    case MOE_ROUTE_ACTIVATION_GELU_TANH: value = value / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (value + 0.044715 * value * value * value))); break;
+    case MOE_ROUTE_ACTIVATION_GELU_ERF: value = value / 2 * (1 + erf(value / sqrt(2.0))); break;
+    default: value = value > 0 ? value * value : 0; break;
+    }
+    if (c->clamp_position == MOE_ROUTE_CLAMP_AFTER) value = fmin(value, limit);
+    return c->no_gate ? value : value * (fmax(fmin(up, limit), -limit) + (double)c->up_offset);
 }
 
 /* y of one token, with the values between the matmuls rounded as they are stored. `x` is what the stored x means. */
@@ -168,15 +200,18 @@ TEST_FUNCTION void model_expect(const model *m, const int32_t *ids, const float 
     uint32_t j, n;
     for (n = 0; n < hidden; n++) y[n] = 0;
     for (j = 0; j < m->spec.top_k; j++) {
+        const model_choices *c = &m->spec.choices;
         const size_t e = (size_t)ids[j] - m->spec.first_expert;
+        const double weight = c->weight_on_input ? (double)weights[j] : 1.0;
+        if (m->spec.first_expert == 0 && ids[j] >= (int32_t)(m->spec.num_experts - c->num_identity) && ids[j] < (int32_t)m->spec.num_experts)
+            for (n = 0; n < hidden; n++) y[n] += (double)weights[j] * (double)x[n];
         if (ids[j] < (int32_t)m->spec.first_expert || e >= m->num_local) continue;
         for (n = 0; n < columns; n++) {
-            const size_t base = e * columns * 2;
-            const double gate = model_dot(&m->gate_up, base + (m->spec.interleaved ? n * 2 : n), x), up = model_dot(&m->gate_up, base + (m->spec.interleaved ? n * 2 + 1 : n + columns), x);
-            quantize_store(h, model_storage(m->spec.dtype), n, (float)(gate / (1 + exp(-gate)) * up));
+            const size_t base = e * m->gate_up.rows, gate = base + (m->spec.interleaved && !c->no_gate ? n * 2 : n), up = base + (m->spec.interleaved ? n * 2 + 1 : n + columns);
+            quantize_store(h, model_storage(m->spec.dtype), n, (float)model_activate(c, model_dot(&m->gate_up, gate, x, weight), c->no_gate ? 0 : model_dot(&m->gate_up, up, x, weight)));
         }
         quantize_convert(meaning, QUANTIZE_F32, h, model_storage(m->spec.dtype), columns);
-        for (n = 0; n < hidden; n++) y[n] += (double)weights[j] * model_dot(&m->down, e * hidden + n, meaning);
+        for (n = 0; n < hidden; n++) y[n] += (c->weight_on_input ? 1.0 : (double)weights[j]) * model_dot(&m->down, e * hidden + n, meaning, 1.0);
     }
     free(h);
     free(meaning);
@@ -189,7 +224,24 @@ typedef struct model_input {
     const int32_t *ids;         /* [T, k] and */
     const float *weights;       /* [T, k] are given */
     const int32_t *num_valid;   /* NULL: all */
+    const void *shared, *residual; /* [T, H] as stored, or NULL */
+    const float *shared_weights;   /* [T], or NULL */
 } model_input;
+
+/* Normal logits and x, which the caller frees. */
+TEST_FUNCTION void model_random_input(test_random *random, const model_spec *spec, uint32_t num_tokens, model_input *input, float **logits, void **x) {
+    const size_t count = (size_t)num_tokens * spec->num_experts;
+    float *values = (float *)model_alloc((size_t)num_tokens * spec->hidden_size * 4);
+    size_t i;
+    memset(input, 0, sizeof *input);
+    *logits = (float *)model_alloc(count * 4);
+    for (i = 0; i < count; i++) (*logits)[i] = random_normal(random) * 1.5f;
+    *x = model_random_array(random, (size_t)num_tokens * spec->hidden_size, spec->dtype, 1.0f, values);
+    free(values);
+    input->num_tokens = num_tokens;
+    input->logits = *logits;
+    input->x = *x;
+}
 
 typedef struct model_output { /* fetched; freed by model_output_free */
     int32_t *ids;
@@ -208,7 +260,7 @@ TEST_FUNCTION void model_output_free(model_output *output) {
 
 /* Everything that moe_route_layer_run gets, in device memory. */
 typedef struct model_call {
-    device_buffer x, y, logits, ids, weights, valid, workspace;
+    device_buffer x, y, logits, ids, weights, valid, shared, shared_weights, residual, workspace;
     moe_route_layer_args args;
 } model_call;
 
@@ -223,6 +275,15 @@ TEST_FUNCTION void model_call_create(test_device *on, const model *m, const mode
     call->ids = input->ids ? device_create_from(on, input->ids, pairs * 4) : device_create(on, pairs * 4);
     call->weights = input->weights ? device_create_from(on, input->weights, pairs * 4) : device_create(on, pairs * 4);
     if (input->num_valid) call->valid = device_create_from(on, input->num_valid, 4);
+    if (input->shared) {
+        call->shared = device_create_aligned(on, input->num_tokens * row, 16);
+        device_upload(on, &call->shared, input->shared, input->num_tokens * row);
+    }
+    if (input->shared_weights) call->shared_weights = device_create_from(on, input->shared_weights, (size_t)input->num_tokens * 4);
+    if (input->residual) {
+        call->residual = device_create_aligned(on, input->num_tokens * row, 16);
+        device_upload(on, &call->residual, input->residual, input->num_tokens * row);
+    }
     CHECK(moe_route_layer_workspace_size(m->layer, input->num_tokens, &size) == MOE_ROUTE_OK, "%s", device_message(on));
     call->workspace = device_create_workspace(on, size);
     call->args.num_tokens = input->num_tokens;
@@ -231,6 +292,9 @@ TEST_FUNCTION void model_call_create(test_device *on, const model *m, const mode
     call->args.weights = call->weights.address;
     call->args.x = call->x.address;
     call->args.y = call->y.address;
+    call->args.shared_output = call->shared.address;
+    call->args.shared_output_weights = call->shared_weights.address;
+    call->args.residual = call->residual.address;
     call->args.num_valid_tokens = call->valid.address;
     call->args.workspace = call->workspace.address;
     call->args.workspace_size = size;
@@ -258,6 +322,9 @@ TEST_FUNCTION void model_call_destroy(test_device *on, model_call *call) {
     device_destroy(on, &call->ids);
     device_destroy(on, &call->weights);
     if (call->valid.address) device_destroy(on, &call->valid);
+    if (call->shared.address) device_destroy(on, &call->shared);
+    if (call->shared_weights.address) device_destroy(on, &call->shared_weights);
+    if (call->residual.address) device_destroy(on, &call->residual);
     device_destroy(on, &call->workspace);
 }
 
@@ -278,8 +345,12 @@ TEST_FUNCTION double model_error(const model *m, const model_input *input, const
     double *y = (double *)model_alloc((size_t)hidden * 8), error;
     uint32_t t, n;
     for (t = first; t < end; t++) {
-        for (n = 0; n < hidden; n++) x[n] = quantize_load(input->x, model_storage(m->spec.dtype), (size_t)t * hidden + n);
+        const quantize_dtype storage = model_storage(m->spec.dtype);
+        for (n = 0; n < hidden; n++) x[n] = quantize_load(input->x, storage, (size_t)t * hidden + n);
         model_expect(m, output->ids + (size_t)t * m->spec.top_k, output->weights + (size_t)t * m->spec.top_k, x, y);
+        for (n = 0; n < hidden && input->shared; n++)
+            y[n] += (input->shared_weights ? (double)input->shared_weights[t] : 1.0) * (double)quantize_load(input->shared, storage, (size_t)t * hidden + n);
+        for (n = 0; n < hidden && input->residual; n++) y[n] += (double)quantize_load(input->residual, storage, (size_t)t * hidden + n);
         for (n = 0; n < hidden; n++) want[(size_t)(t - first) * hidden + n] = (float)y[n];
     }
     error = relative_error(output->y_values + (size_t)first * hidden, want, (size_t)(end - first) * hidden);

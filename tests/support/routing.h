@@ -1,98 +1,36 @@
 /*
   routing.h: runs the router and the maps on a test device and brings every output back, and says in the plainest way what
-  they ought to be. Shared by the tests that need ids or maps; include test.h and device.h first.
+  the maps ought to be (router.h says it of the router). Include test.h, device.h and router.h first.
 */
 #ifndef TEST_ROUTING_H
 #define TEST_ROUTING_H
 
 #include "../../examples/quantize.h"
 
-/* ---- what a router ought to give, in f64 ---- */
-
-/* A NaN counts as -inf. */
-TEST_FUNCTION double routing_clean(float value) { return value == value ? (double)value : -HUGE_VAL; }
-
-typedef struct routing_expectation {
-    int32_t ids[MOER_MAX_TOP_K];
-    double weights[MOER_MAX_TOP_K];
-    double gap; /* least distance between the selection scores of the last expert chosen and the first one not chosen */
-} routing_expectation;
-
-/* The router of one token. `bias` may be NULL. */
-TEST_FUNCTION void routing_expect(const moe_route_router *router, const float *logits, const float *bias, routing_expectation *expected) {
-    static double score[MOER_MAX_EXPERTS], order[MOER_MAX_EXPERTS];
-    static unsigned char taken[MOER_MAX_EXPERTS];
-    const uint32_t num_experts = router->num_experts, top_k = router->top_k;
-    double largest = -HUGE_VAL, sum = 0, best;
-    uint32_t e, j, infinite = 0;
-    for (e = 0; e < num_experts; e++) {
-        const double logit = routing_clean(logits[e]);
-        if (logit > largest) largest = logit;
-        if (logit == HUGE_VAL) infinite++;
-    }
-    for (e = 0; e < num_experts; e++) {
-        const double logit = routing_clean(logits[e]);
-        if (router->score == MOE_ROUTE_SCORE_SIGMOID) score[e] = logit < -88.8 ? 0 : 1 / (1 + exp(-logit)); /* exp(-l) is +inf in f32 */
-        else if (largest == -HUGE_VAL) score[e] = 0;
-        else if (infinite) score[e] = logit == HUGE_VAL ? 1 : 0;
-        else score[e] = exp(logit - largest);
-        sum += score[e];
-        taken[e] = 0;
-    }
-    for (e = 0; e < num_experts; e++) {
-        if (router->score == MOE_ROUTE_SCORE_SOFTMAX && sum > 0) score[e] /= sum;
-        order[e] = bias ? routing_clean((float)(score[e] + routing_clean(bias[e]))) : routing_clean(logits[e]);
-        if (bias && routing_clean(bias[e]) != -HUGE_VAL) order[e] = score[e] + (double)bias[e];
-    }
-    for (j = 0; j <= top_k; j++) {
-        uint32_t chosen = num_experts;
-        best = -HUGE_VAL;
-        for (e = 0; e < num_experts; e++)
-            if (!taken[e] && (chosen == num_experts || order[e] > best)) {
-                chosen = e;
-                best = order[e];
-            }
-        if (j == top_k) {
-            expected->gap = chosen == num_experts ? HUGE_VAL : order[expected->ids[top_k - 1]] - best;
-            break;
-        }
-        taken[chosen] = 1;
-        expected->ids[j] = (int32_t)chosen;
-        expected->weights[j] = best == -HUGE_VAL ? 0 : score[chosen];
-    }
-    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
-        double top = -HUGE_VAL;
-        for (j = 0; j < top_k; j++)
-            if (order[expected->ids[j]] != -HUGE_VAL && routing_clean(logits[expected->ids[j]]) > top) top = routing_clean(logits[expected->ids[j]]);
-        sum = 0;
-        for (j = 0; j < top_k; j++) {
-            const double logit = routing_clean(logits[expected->ids[j]]);
-            expected->weights[j] = order[expected->ids[j]] == -HUGE_VAL || logit == -HUGE_VAL ? 0 : logit == top ? 1 : exp(logit - top);
-            sum += expected->weights[j];
-        }
-        for (j = 0; j < top_k; j++) expected->weights[j] = sum > 0 ? expected->weights[j] / sum : 0;
-    }
-    if (router->renormalize == MOE_ROUTE_RENORMALIZE_SUM) {
-        sum = (double)router->renormalize_epsilon;
-        for (j = 0; j < top_k; j++) sum += expected->weights[j];
-        for (j = 0; j < top_k; j++) expected->weights[j] = sum > 0 ? expected->weights[j] / sum : 0;
-    }
-    for (j = 0; j < top_k; j++) expected->weights[j] *= router->scale != 0 ? (double)router->scale : 1.0;
-}
+TEST_FUNCTION quantize_dtype routing_storage(moe_route_dtype dtype) { return dtype == MOE_ROUTE_F16 ? QUANTIZE_F16 : dtype == MOE_ROUTE_BF16 ? QUANTIZE_BF16 : QUANTIZE_F32; }
 
 /* ---- outputs of router and maps, on the host ---- */
 
 typedef struct routing_output {
     uint32_t num_pairs, num_local, distinct_capacity, aligned_capacity, num_blocks;
     int32_t *ids;
-    float *weights;
+    void *stored_weights, *stored_shared; /* as the device wrote them, of weights_size bytes each */
+    float *weights, *shared;              /* what they mean; NULL where ids were given without logits */
+    size_t weights_size, shared_size;
+    int64_t *expert_load;
+    int32_t *placed; /* [num_pairs] physical expert of each pair, where a test has an expert map; NULL: the ids */
     int32_t *expert_offsets, *row_to_pair, *pair_to_row, *row_to_expert, *distinct_experts, *distinct_offsets, *aligned_row_to_pair, *block_to_expert;
     int32_t distinct_count, aligned_rows;
 } routing_output;
 
 TEST_FUNCTION void routing_output_free(routing_output *output) {
     free(output->ids);
+    free(output->stored_weights);
+    free(output->stored_shared);
     free(output->weights);
+    free(output->shared);
+    free(output->expert_load);
+    free(output->placed);
     free(output->expert_offsets);
     free(output->row_to_pair);
     free(output->pair_to_row);
@@ -114,46 +52,55 @@ TEST_FUNCTION void *routing_fetch(test_device *device, device_buffer *buffer) {
 
 typedef struct routing_input {
     uint32_t num_tokens;
-    const void *logits;   /* NULL: ids are given */
+    const void *logits;   /* NULL: the maps of given ids alone */
     size_t logits_size;
-    const int32_t *ids;
+    const int32_t *ids;       /* without logits, and where the router takes given ids */
+    const int32_t *token_ids; /* where it takes them from a table */
+    const int64_t *expert_load; /* [E] to begin with; NULL: not wanted */
     const int32_t *num_valid; /* NULL: all */
     uint32_t block_size;
     int maps;             /* 0: the router alone */
 } routing_input;
 
-/* Runs moe_route_route or moe_route_maps with every output, each in a buffer of exactly its size. */
-TEST_FUNCTION moe_route_status routing_run(test_device *device, const moe_route_layer *layer, const moe_route_router *router, uint32_t num_local, const routing_input *input,
-                                           routing_output *output) {
+typedef struct routing_call { /* a run whose outputs are still on the device */
+    device_buffer logits, ids, weights, shared, token_ids, load, valid, workspace, b[10];
+} routing_call;
+
+/* Starts moe_route_route or moe_route_maps with every output, each in a buffer of exactly its size. */
+TEST_FUNCTION moe_route_status routing_start(test_device *device, const moe_route_layer *layer, const moe_route_router *router, uint32_t num_local, const routing_input *input,
+                                             routing_call *call, routing_output *output) {
     moe_route_route_args route;
     moe_route_maps_args given;
     moe_route_expert_maps *maps = &route.maps;
-    moe_route_status status;
-    device_buffer logits, ids, weights, valid, workspace, b[10];
-    int32_t *fetched;
+    device_buffer *b = call->b;
+    const size_t weight_size = quantize_dtype_size(routing_storage(router->weights_dtype));
     size_t workspace_size = 0;
     memset(&route, 0, sizeof route);
     memset(&given, 0, sizeof given);
     memset(output, 0, sizeof *output);
-    memset(&logits, 0, sizeof logits);
-    memset(&weights, 0, sizeof weights);
-    memset(&valid, 0, sizeof valid);
-    memset(b, 0, sizeof b);
+    memset(call, 0, sizeof *call);
     output->num_pairs = input->num_tokens * router->top_k;
     output->num_local = num_local;
     output->distinct_capacity = output->num_pairs < num_local ? output->num_pairs : num_local;
     output->aligned_capacity = (uint32_t)moe_route_aligned_capacity(layer, input->num_tokens, input->block_size);
     output->num_blocks = input->block_size ? output->aligned_capacity / input->block_size : 0;
     if (input->logits) {
-        logits = device_create_from(device, input->logits, input->logits_size);
-        ids = device_create(device, output->num_pairs * sizeof(int32_t));
-        weights = device_create(device, output->num_pairs * sizeof(float));
+        call->logits = device_create_from(device, input->logits, input->logits_size);
+        call->ids = device_create(device, output->num_pairs * sizeof(int32_t));
+        if (input->ids) device_upload(device, &call->ids, input->ids, call->ids.size);
+        call->weights = device_create(device, output->num_pairs * weight_size);
+        call->shared = device_create(device, (size_t)input->num_tokens * router->num_shared_experts * weight_size);
+        if (input->token_ids) call->token_ids = device_create_from(device, input->token_ids, input->num_tokens * sizeof(int32_t));
     } else {
-        ids = device_create_from(device, input->ids, output->num_pairs * sizeof(int32_t));
+        call->ids = device_create_from(device, input->ids, output->num_pairs * sizeof(int32_t));
     }
-    if (input->num_valid) valid = device_create_from(device, input->num_valid, sizeof(int32_t));
+    if (input->expert_load) {
+        call->load = device_create_from(device, input->expert_load, router->num_experts * sizeof(int64_t));
+        maps->expert_load = call->load.address;
+    }
+    if (input->num_valid) call->valid = device_create_from(device, input->num_valid, sizeof(int32_t));
     moe_route_layer_workspace_size(layer, input->num_tokens, &workspace_size);
-    workspace = device_create_workspace(device, workspace_size);
+    call->workspace = device_create_workspace(device, workspace_size);
     if (input->maps) {
         b[0] = device_create(device, ((size_t)num_local + 1) * 4);
         b[1] = device_create(device, (size_t)output->num_pairs * 4);
@@ -180,18 +127,37 @@ TEST_FUNCTION moe_route_status routing_run(test_device *device, const moe_route_
         }
     }
     route.num_tokens = given.num_tokens = input->num_tokens;
-    route.logits = logits.address;
-    route.ids = given.ids = ids.address;
-    route.weights = weights.address;
+    route.logits = call->logits.address;
+    route.ids = given.ids = call->ids.address;
+    route.weights = call->weights.address;
+    route.shared_weights = router->num_shared_experts ? call->shared.address : 0;
+    route.token_ids = call->token_ids.address;
     given.maps = route.maps;
-    route.num_valid_tokens = given.num_valid_tokens = valid.address;
-    route.workspace = given.workspace = workspace.address;
+    route.num_valid_tokens = given.num_valid_tokens = call->valid.address;
+    route.workspace = given.workspace = call->workspace.address;
     route.workspace_size = given.workspace_size = workspace_size;
     route.stream = given.stream = device->stream;
-    status = input->logits ? moe_route_route(layer, &route) : moe_route_maps(layer, &given);
+    return input->logits ? moe_route_route(layer, &route) : moe_route_maps(layer, &given);
+}
+
+/* Waits for it and brings the outputs back. */
+TEST_FUNCTION void routing_finish(test_device *device, const moe_route_router *router, const routing_input *input, routing_call *call, routing_output *output) {
+    device_buffer *b = call->b;
+    int32_t *fetched;
     device_synchronize(device);
-    output->ids = (int32_t *)routing_fetch(device, &ids);
-    if (input->logits) output->weights = (float *)routing_fetch(device, &weights);
+    output->ids = (int32_t *)routing_fetch(device, &call->ids);
+    if (input->logits) {
+        const size_t num_shared = (size_t)input->num_tokens * router->num_shared_experts;
+        output->weights_size = call->weights.size;
+        output->shared_size = call->shared.size;
+        output->stored_weights = routing_fetch(device, &call->weights);
+        output->stored_shared = routing_fetch(device, &call->shared);
+        output->weights = (float *)malloc(output->num_pairs * sizeof(float) + 1);
+        output->shared = (float *)malloc(num_shared * sizeof(float) + 1);
+        quantize_convert(output->weights, QUANTIZE_F32, output->stored_weights, routing_storage(router->weights_dtype), output->num_pairs);
+        quantize_convert(output->shared, QUANTIZE_F32, output->stored_shared, routing_storage(router->weights_dtype), num_shared);
+    }
+    if (input->expert_load) output->expert_load = (int64_t *)routing_fetch(device, &call->load);
     if (input->maps) {
         output->expert_offsets = (int32_t *)routing_fetch(device, &b[0]);
         output->row_to_pair = (int32_t *)routing_fetch(device, &b[1]);
@@ -210,21 +176,30 @@ TEST_FUNCTION moe_route_status routing_run(test_device *device, const moe_route_
             free(fetched);
         }
     }
-    if (input->logits) device_destroy(device, &logits);
-    if (input->num_valid) device_destroy(device, &valid);
-    device_destroy(device, &workspace);
+    if (input->logits) device_destroy(device, &call->logits);
+    if (input->token_ids) device_destroy(device, &call->token_ids);
+    if (input->num_valid) device_destroy(device, &call->valid);
+    device_destroy(device, &call->workspace);
+}
+
+TEST_FUNCTION moe_route_status routing_run(test_device *device, const moe_route_layer *layer, const moe_route_router *router, uint32_t num_local, const routing_input *input,
+                                           routing_output *output) {
+    routing_call call;
+    const moe_route_status status = routing_start(device, layer, router, num_local, input, &call, output);
+    routing_finish(device, router, input, &call, output);
     return status;
 }
 
 /* Holds every map against its definition, for the output's own ids. */
 TEST_FUNCTION void routing_check_maps(const routing_output *output, uint32_t first_expert, uint32_t num_valid_pairs, uint32_t block_size, const char *what) {
+    const int32_t *experts = output->placed ? output->placed : output->ids;
     const uint32_t num_pairs = output->num_pairs, num_local = output->num_local;
     uint32_t e, p, row = 0, aligned = 0, distinct = 0;
     for (e = 0; e < num_local; e++) {
         const uint32_t first = row;
         if (!CHECK(output->expert_offsets[e] == (int32_t)row, "%s: expert_offsets[%u] is %d instead of %u", what, e, output->expert_offsets[e], row)) return;
         for (p = 0; p < num_valid_pairs; p++) {
-            if ((uint32_t)output->ids[p] - first_expert != e || output->ids[p] < (int32_t)first_expert) continue;
+            if ((uint32_t)experts[p] - first_expert != e || experts[p] < (int32_t)first_expert) continue;
             if (!CHECK(output->row_to_pair[row] == (int32_t)p, "%s: row_to_pair[%u] is %d instead of %u", what, row, output->row_to_pair[row], p)) return;
             if (!CHECK(output->pair_to_row[p] == (int32_t)row, "%s: pair_to_row[%u] is %d instead of %u", what, p, output->pair_to_row[p], row)) return;
             if (!CHECK(output->row_to_expert[row] == (int32_t)e, "%s: row_to_expert[%u] is %d instead of %u", what, row, output->row_to_expert[row], e)) return;
@@ -255,7 +230,7 @@ TEST_FUNCTION void routing_check_maps(const routing_output *output, uint32_t fir
     for (p = row; p < num_pairs; p++)
         if (!CHECK(output->row_to_pair[p] == -1 && output->row_to_expert[p] == -1, "%s: row %u doesn't exist but has pair %d, expert %d", what, p, output->row_to_pair[p], output->row_to_expert[p])) return;
     for (p = 0; p < num_pairs; p++) {
-        const int local = p < num_valid_pairs && output->ids[p] >= (int32_t)first_expert && (uint32_t)output->ids[p] - first_expert < num_local;
+        const int local = p < num_valid_pairs && experts[p] >= (int32_t)first_expert && (uint32_t)experts[p] - first_expert < num_local;
         if (!CHECK(local || output->pair_to_row[p] == -1, "%s: pair_to_row[%u] is %d for an expert that isn't local", what, p, output->pair_to_row[p])) return;
     }
     if (!block_size) return;
