@@ -1,6 +1,6 @@
 /*
-  test_presets.c: presets against the routers of Hugging Face transformers: the description comes from the model's config.json,
-  the logits, ids and weights from transformers. Then what presets refuse, and layers that lack what their model has.
+  test_presets.c: presets against Hugging Face transformers: the description comes from the model's config.json; the logits, ids
+  and weights of its router, and the output of its experts, from transformers. Then what presets refuse, and layers that lack what their model has.
   TEST_DEVICE chooses the device, TEST_SIZE=small a selection of rows for slow (emulated) devices. TEST_ROUTERS names one more
   output of tests/tools/transformers_routers.py, without its extension.
 */
@@ -47,6 +47,27 @@ static void config_model(const char *entry, const char *name, config_text *text,
     model->norm_min = (float)json_number(json_find(entry, "moe_norm_min"));
     model->hash_layer = (int32_t)config_count(entry, "hash_layer");
     model->vocab_size = config_count(entry, "vocab_size");
+    model->swiglu_limit = (float)json_number(json_find(entry, "swiglu_limit"));
+    model->hidden_size = config_count(entry, "hidden_size");
+    model->intermediate_size = config_count(entry, "intermediate_size");
+}
+
+/* The same without what the entry calls a default: what presets assume is what transformers assumes. */
+static void check_defaults(const char *entry, const char *name, const moe_route_model *model, const moe_route_layer_desc *desc) {
+    char defaults[256], *key;
+    moe_route_model shorter = *model;
+    moe_route_layer_desc other;
+    json_string(json_find(entry, "defaults"), defaults, sizeof defaults);
+    for (key = strtok(defaults, " "); key; key = strtok(NULL, " ")) {
+        if (strcmp(key, "norm_topk_prob") == 0 || strcmp(key, "moe_renormalize") == 0) shorter.norm_topk_prob = MOE_ROUTE_AUTO;
+        else if (strcmp(key, "router_jitter_noise") == 0) shorter.jitter = 0;
+        else if (strcmp(key, "moe_norm_min") == 0) shorter.norm_min = 0;
+        else if (strcmp(key, "scoring_func") == 0 || strcmp(key, "expert_selection_fn") == 0) shorter.scoring_func = NULL;
+        else if (strcmp(key, "swiglu_limit") == 0) shorter.swiglu_limit = 0;
+        else CHECK(0, "%s: %s isn't known here", name, key);
+    }
+    CHECK(moe_route_preset(device.context, &shorter, &other) == MOE_ROUTE_OK, "%s: %s", name, device_message(&device));
+    CHECK_BYTES(&other, desc, sizeof other, name);
 }
 
 /* ---- one router ---- */
@@ -221,7 +242,74 @@ static uint32_t run_router(const char *name, moe_route_layer_desc *desc, const r
     return excused;
 }
 
-/* ---- files of routers ---- */
+/* ---- experts ---- */
+
+static device_buffer upload_tensor(safetensors_file *file, const char *name, const char *what) {
+    char full[128];
+    const safetensors_tensor *tensor;
+    device_buffer none;
+    snprintf(full, sizeof full, "experts.%s", what);
+    tensor = find_tensor(file, name, full);
+    memset(&none, 0, sizeof none);
+    return tensor ? device_create_from(&device, tensor->data, tensor->end - tensor->begin) : none;
+}
+
+/* The experts of one model over given ids and weights: what transformers computed, within the rounding of f32. */
+static void run_experts(safetensors_file *file, const char *name, const char *entry) {
+    static const char *const inputs[] = {"gate_up", "down", "gate_up_bias", "down_bias", "x", "ids", "expert_weights"};
+    config_text text;
+    moe_route_model model;
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    moe_route_layer_args args;
+    device_buffer buffers[7], y, workspace;
+    const safetensors_tensor *want = find_tensor(file, name, "experts.y");
+    size_t workspace_size = 0, i;
+    config_model(entry, name, &text, &model);
+    REQUIRE(want && moe_route_preset(device.context, &model, &desc) == MOE_ROUTE_OK, "%s: %s", name, device_message(&device));
+    check_defaults(entry, name, &model, &desc);
+    for (i = 0; i < 7; i++) buffers[i] = upload_tensor(file, name, inputs[i]);
+    desc.needs &= (uint32_t)~(MOE_ROUTE_NEED_SELECTION_BIAS | MOE_ROUTE_NEED_LOGIT_BIAS | MOE_ROUTE_NEED_EXPERT_SCALE | MOE_ROUTE_NEED_ID_TABLE); /* it doesn't route */
+    CHECK(!(desc.needs & MOE_ROUTE_NEED_GATE_UP_BIAS) == !buffers[2].size && !(desc.needs & MOE_ROUTE_NEED_DOWN_BIAS) == !buffers[3].size, "%s: needs is %u", name, (unsigned)desc.needs);
+    desc.experts.dtype = MOE_ROUTE_F32;
+    desc.experts.gate_up.format = desc.experts.down.format = MOE_ROUTE_FORMAT_F32;
+    desc.experts.gate_up.data = buffers[0].address;
+    desc.experts.down.data = buffers[1].address;
+    desc.experts.gate_up.bias = buffers[2].address;
+    desc.experts.down.bias = buffers[3].address;
+    desc.operations = MOE_ROUTE_OPERATION_EXPERTS;
+    if (CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s: %s", name, device_message(&device))) {
+        const uint32_t rows = desc.experts.gate_up_order == MOE_ROUTE_GATE_UP_NO_GATE ? model.intermediate_size : 2 * model.intermediate_size;
+        float *got = (float *)malloc(want->end - want->begin);
+        double error;
+        CHECK(buffers[0].size == (size_t)model.num_experts * rows * model.hidden_size * 4, "%s: gate_up has other sizes", name);
+        memset(&args, 0, sizeof args);
+        args.num_tokens = (uint32_t)want->shape[0];
+        CHECK(moe_route_layer_workspace_size(layer, args.num_tokens, &workspace_size) == MOE_ROUTE_OK, "%s", device_message(&device));
+        y = device_create_aligned(&device, want->end - want->begin, 16);
+        workspace = device_create_workspace(&device, workspace_size);
+        args.x = buffers[4].address;
+        args.ids = buffers[5].address;
+        args.weights = buffers[6].address;
+        args.y = y.address;
+        args.workspace = workspace.address;
+        args.workspace_size = workspace_size;
+        args.stream = device.stream;
+        CHECK(moe_route_layer_run(layer, &args) == MOE_ROUTE_OK, "%s: %s", name, device_message(&device));
+        device_synchronize(&device);
+        device_download(&device, got, &y, y.size);
+        error = relative_error(got, (const float *)want->data, y.size / 4);
+        CHECK(error < 2e-6, "%s: the experts' output is off by %g", name, error);
+        device_destroy(&device, &y);
+        device_destroy(&device, &workspace);
+        free(got);
+    }
+    moe_route_layer_destroy(layer);
+    for (i = 0; i < 7; i++)
+        if (buffers[i].size) device_destroy(&device, &buffers[i]);
+}
+
+/* ---- files of routers and experts ---- */
 
 /* The preset asks for the addresses that the router of transformers has, and for no others. */
 static void check_needs(const char *name, const moe_route_layer_desc *desc, const router_data *data) {
@@ -235,7 +323,7 @@ static void check_needs(const char *name, const moe_route_layer_desc *desc, cons
 }
 
 typedef struct tally {
-    uint32_t routers, rows, excused;
+    uint32_t routers, experts, rows, excused;
 } tally;
 
 static unsigned char name_seen[512]; /* by the index of moe_route_preset_name */
@@ -246,7 +334,8 @@ static void mark_seen(const char *model_type) {
     if (CHECK(moe_route_preset_name(i) && i < sizeof name_seen, "%s isn't among the names", model_type)) name_seen[i] = 1;
 }
 
-static void run_entry(safetensors_file *file, const char *name, const char *entry, int bias_in_logits, tally *sum) {
+/* `experts`: the object of all types' experts, or NULL. */
+static void run_entry(safetensors_file *file, const char *name, const char *entry, const char *experts, int bias_in_logits, tally *sum) {
     config_text text;
     moe_route_model model;
     moe_route_layer_desc desc, other;
@@ -255,9 +344,11 @@ static void run_entry(safetensors_file *file, const char *name, const char *entr
     config_model(entry, name, &text, &model);
     if (!CHECK(moe_route_preset(device.context, &model, &desc) == MOE_ROUTE_OK, "%s: %s", name, device_message(&device)) || !find_router(file, name, &data)) return;
     mark_seen(text.model_type);
+    CHECK(!(desc.needs & MOE_ROUTE_NEED_OTHER_EXPERTS) == (json_find(experts, text.model_type) != NULL) || !experts, "%s: its experts are %s", name, desc.needs & MOE_ROUTE_NEED_OTHER_EXPERTS ? "there" : "missing");
     if (!CHECK(desc.router.num_experts + desc.router.num_shared_experts == data.width && desc.router.top_k == data.top_k && desc.router.num_shared_experts == data.num_shared,
                "%s: %u + %u experts, top-%u", name, desc.router.num_experts, desc.router.num_shared_experts, desc.router.top_k))
         return;
+    check_defaults(entry, name, &model, &desc);
     json_string(json_find(entry, "outer_types"), outer, sizeof outer);
     for (word = strtok(outer, " "); word; word = strtok(NULL, " ")) { /* the same layer by the whole model's type */
         model.model_type = word;
@@ -276,13 +367,19 @@ static void run_entry(safetensors_file *file, const char *name, const char *entr
 static tally run_files(const char *tensors, const char *configurations, int bias_in_logits) {
     safetensors_file file;
     char *text = json_read_file(configurations);
-    json_members routers = json_begin(json_find(text, "routers"));
-    tally sum = {0, 0, 0};
+    json_members routers = json_begin(json_find(text, "routers")), experts = json_begin(json_find(text, "experts"));
+    tally sum = {0, 0, 0, 0};
     if (CHECK(safetensors_open(&file, tensors), "%s: %s", tensors, file.error)) {
         while (json_next(&routers)) {
             char name[80];
             snprintf(name, sizeof name, "%.*s", (int)routers.name_length, routers.name);
-            run_entry(&file, name, routers.value, bias_in_logits, &sum);
+            run_entry(&file, name, routers.value, json_find(text, "experts"), bias_in_logits, &sum);
+        }
+        while (json_next(&experts)) {
+            char name[80];
+            snprintf(name, sizeof name, "%.*s", (int)experts.name_length, experts.name);
+            run_experts(&file, name, experts.value);
+            sum.experts++;
         }
         safetensors_close(&file);
     }
@@ -358,10 +455,11 @@ TEST(presets_know_types_beyond_transformers) {
     model = model_of("interns1_pro");
     model.num_groups = 8;
     CHECK(moe_route_preset(device.context, &model, &desc) == MOE_ROUTE_OK, "%s", device_message(&device));
-    CHECK(desc.router.group_rule == MOE_ROUTE_GROUPS_QUOTA && desc.router.num_groups == 8 && desc.router.renormalize == MOE_ROUTE_RENORMALIZE_SUM, "Intern-S1-Pro takes its best expert from each of 8 groups");
+    CHECK(desc.router.group_rule == MOE_ROUTE_GROUPS_QUOTA && desc.router.num_groups == 8 && desc.router.score == MOE_ROUTE_SCORE_SOFTMAX && desc.router.weight == MOE_ROUTE_WEIGHT_SCORE &&
+              desc.router.renormalize == MOE_ROUTE_RENORMALIZE_SUM, "Intern-S1-Pro takes its best expert from each of 8 groups");
     model = model_of("grok-1");
     CHECK(moe_route_preset(device.context, &model, &desc) == MOE_ROUTE_OK, "%s", device_message(&device));
-    CHECK(desc.router.softcap == 30.0f && desc.router.score == MOE_ROUTE_SCORE_SOFTMAX && desc.router.renormalize == MOE_ROUTE_RENORMALIZE_NONE, "Grok caps its logits at 30");
+    CHECK(desc.router.softcap == 30.0f && desc.router.score == MOE_ROUTE_SCORE_SOFTMAX && desc.router.weight == MOE_ROUTE_WEIGHT_SCORE && desc.router.renormalize == MOE_ROUTE_RENORMALIZE_NONE, "Grok caps its logits at 30");
     model.softcap = 20;
     CHECK(moe_route_preset(device.context, &model, &desc) == MOE_ROUTE_OK && desc.router.softcap == 20.0f, "a given cap counts");
 }

@@ -31,15 +31,20 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 KEYS = """num_experts num_local_experts n_routed_experts moe_num_experts num_experts_per_tok num_experts_per_token moe_topk moe_k top_k_experts
 moe_top_k n_group num_expert_group topk_group topk_method n_shared_experts zero_expert_num norm_topk_prob moe_renormalize routed_scaling_factor
 route_scale router_scaling_factor moe_router_scaling_factor moe_routed_scaling_factor moe_router_logit_softcapping router_jitter_noise
-moe_norm_min scoring_func expert_selection_fn""".split()
+moe_norm_min scoring_func expert_selection_fn swiglu_limit""".split()
+
+# Those that a moe_route_model may leave out: its 0 stands for the default of the configuration's class.
+OPTIONAL = "norm_topk_prob moe_renormalize router_jitter_noise moe_norm_min scoring_func expert_selection_fn swiglu_limit".split()
 
 CASES = []
 
 
-def case(model_type, block, experts=64, top_k=6, config=None, extra=0, make=None, drive=None, name=None, bias=0.3, **settings):
-    """experts, top_k and settings are set on the configuration; extra: rows of the router beside the experts'; bias: deviation."""
+def case(model_type, block, experts=64, top_k=6, config=None, extra=0, make=None, drive=None, name=None, bias=0.3, bias_mean=0.0, accept=None, **settings):
+    """experts, top_k and settings are set on the configuration; extra: rows of the router beside the experts'; bias: its deviation;
+    accept: says of a row of logits whether to keep it."""
     CASES.append(types.SimpleNamespace(model_type=model_type, block=block, experts=experts, top_k=top_k, config=config, extra=extra,
-                                       make=make, drive=drive, name=name or model_type, bias=bias, settings=settings))
+                                       make=make, drive=drive, name=name or model_type, bias=bias, bias_mean=bias_mean,
+                                       accept=accept, settings=settings))
 
 
 # ---- ways to reach a router other than as block.gate or block.router, with block.experts beside it ----
@@ -108,7 +113,7 @@ def zaya(cls):
 
 def vision_layer(c, width):
     """The configuration of one layer of Dots3-Note's vision tower, whose layers differ."""
-    return types.SimpleNamespace(num_local_experts=c.experts, num_experts_per_tok=c.top_k, hidden_size=width, **c.settings)
+    return types.SimpleNamespace(num_local_experts=c.experts, num_experts_per_tok=c.top_k, hidden_size=width, _experts_implementation="eager", **c.settings)
 
 
 def dots_vision(cls):
@@ -151,6 +156,13 @@ def score_layer(cls):
     return make
 
 
+def zeros_fill_up(row, bias, c):
+    """For two groups of which one stays: its experts of positive score, and all of the dropped ones, which count 0, are top_k."""
+    order = (1 / (1 + np.exp(-row.astype(np.float64))) + bias).reshape(2, -1)
+    kept = order[np.argmax(np.sort(order, axis=1)[:, -2:].sum(axis=1))]
+    return (kept > 1e-3).sum() + kept.size == c.top_k and np.abs(kept).min() > 1e-3
+
+
 # ---- the cases: the type, its block, sizes and settings that differ from the class's ----
 
 case("afmoe", "AfmoeSparseMoeBlock", 128, 8, route_scale=2.448)
@@ -158,6 +170,7 @@ case("aria_text", "AriaTextMoELayer", 64, 6)
 case("axk1", "AXK1MoE", 96, 8)
 case("axk2", "AXK2MoE", 64, 8)
 case("axk2", "AXK2MoE", 64, 8, name="axk2_grouped", n_group=8, topk_group=3)
+case("axk2", "AXK2MoE", 16, 12, name="axk2_zeros", n_group=2, topk_group=1, bias_mean=-0.5, accept=zeros_fill_up)
 case("bailing_hybrid", "BailingHybridMoE", 128, 8)
 case("bailing_hybrid", "BailingHybridMoE", 64, 8, name="bailing_hybrid_unnormalised", moe_renormalize=False)
 case("beam", "BeamMoE", 128, 8)
@@ -178,6 +191,7 @@ case("deepseek_v4", "DeepseekV4SparseMoeBlock", 96, 6, make=hash_gate, name="dee
 case("diffusion_gemma_text", "DiffusionGemmaTextRouter", 64, 8, make=gemma, drive=from_router_alone)
 case("dots1", "Dots1MoE", 64, 6, n_shared_experts=1)
 case("dots1", "Dots1MoE", 64, 6, name="dots1_normalised", n_shared_experts=1, norm_topk_prob=True, routed_scaling_factor=2.5)
+case("dots1", "Dots1MoE", 64, 6, name="dots1_grouped", n_shared_experts=1, n_group=8, topk_group=2, routed_scaling_factor=2.5)
 case("dots3_note_text", "Dots3NoteTextMoE", 64, 8)
 case("dots3_note_vision_encoder", "Dots3NoteVisionTopKRouter", 64, 2, config=vision_layer, make=dots_vision, drive=from_vision_router, router_scaling_factor=1.5)
 case("ernie4_5_moe", "Ernie4_5_MoeSparseMoeBlock", 64, 6, bias=0.02)
@@ -278,7 +292,7 @@ def set_first(config, names, value):
     raise SystemExit(f"{type(config).__name__} has none of {names}")
 
 
-def make_config(c, width):
+def make_config(c, width, intermediate):
     if c.config:
         return (c.config(c, width),) * 2
     config = CONFIG_MAPPING[c.model_type]()
@@ -291,7 +305,7 @@ def make_config(c, width):
             setattr(inner, name, width)
     for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size", "d_ff", "expert_ffn_hidden_size", "moe_hidden_size"):
         if hasattr(inner, name) and not isinstance(getattr(inner, name), (list, tuple)):
-            setattr(inner, name, 8)
+            setattr(inner, name, intermediate)
     for name, value in c.settings.items():
         if not hasattr(inner, name):
             raise SystemExit(f"{type(inner).__name__} has no {name}")
@@ -328,7 +342,7 @@ def biases(router, block, c, width):
                 name.endswith(("e_score_correction_bias", "expert_bias", "balancing_biases")) and "experts." not in name
             ):
                 with torch.no_grad():
-                    value.copy_((torch.randn(value.shape) * c.bias).to(value.dtype))
+                    value.copy_((torch.randn(value.shape) * c.bias + c.bias_mean).to(value.dtype))
                 found["bias"] = value
     if hasattr(router, "bias_of_the_block"):
         found["bias"] = router.bias_of_the_block
@@ -343,10 +357,14 @@ def biases(router, block, c, width):
     return {k: v.detach().reshape(-1, v.shape[-1])[0].numpy() if v.dim() == 2 and k != "id_table" else v.detach().numpy() for k, v in found.items()}
 
 
-def make_logits(rng, rows, width):
-    """Half normal, then large, nearly flat and close to each other; no two in a row are equal."""
+def make_logits(rng, rows, width, accept=None):
+    """Five eighths normal, then large, nearly flat and close to each other; no two in a row are equal."""
     out = rng.standard_normal((rows, width)).astype(np.float32)
     for t in range(rows):
+        if accept:
+            while not accept(out[t]):
+                out[t] = rng.standard_normal(width)
+            continue
         kind = t % 8
         if kind == 5:
             out[t] *= 12.0
@@ -360,9 +378,20 @@ def make_logits(rng, rows, width):
     return out
 
 
+def describe(c, config):
+    """What config.json says of the router and the experts; and which of what may be left out is as if it were."""
+    described = vars(config) if c.config else config.to_dict()
+    entry = {k: described[k] for k in KEYS if k in described}
+    usual = {} if c.config or c.model_type == "dbrx" else CONFIG_MAPPING[c.model_type]().to_dict()
+    entry["defaults"] = " ".join(k for k in OPTIONAL if k in entry and entry[k] == usual.get(k))
+    if c.model_type in ("switch_transformers", "nllb-moe"):
+        entry["num_experts_per_tok"] = c.top_k
+    return entry
+
+
 def run(c, rng, rows):
     width = c.experts + c.extra
-    config, inner = make_config(c, width)
+    config, inner = make_config(c, width, 8)
     cls = find_class(c)
     block = c.make(cls)(config) if c.make else cls(config)
     block = block.eval().float()
@@ -374,7 +403,7 @@ def run(c, rng, rows):
     passes = set_identity(router, width)
     if not passes and c.model_type != "zaya":
         raise SystemExit(f"{c.name}: the router has no square weight")
-    logits = make_logits(rng, rows, width)
+    logits = make_logits(rng, rows, width, c.accept and (lambda row: c.accept(row, tensors["bias"], c)))
     hidden = torch.from_numpy(logits.copy())
     factor = 1.0
     shared = None
@@ -418,19 +447,95 @@ def run(c, rng, rows):
     if shared is not None:
         result["shared_weights"] = shared.reshape(rows, -1).float().numpy()
     result.update({k: v.astype(np.int32 if k in ("id_table", "token_ids") else np.float32) for k, v in tensors.items()})
-    described = vars(inner) if c.config else inner.to_dict()
     entry = {"model_type": c.model_type, "router": type(router).__name__, "width": width, "top_k": c.top_k}
-    entry.update({k: described[k] for k in KEYS if k in described})
+    entry.update(describe(c, inner))
     if hasattr(router, "global_scale"):
         entry["global_scale"] = router.global_scale.item()
     if factor != 1.0:
         entry["factor_of_the_block"] = factor
-    if c.model_type in ("switch_transformers", "nllb-moe"):
-        entry["num_experts_per_tok"] = c.top_k
     if "id_table" in tensors:
         entry["hash_layer"] = 1
         entry["vocab_size"] = int(tensors["id_table"].shape[0])
     return result, entry
+
+
+# ---- the experts: small ones, with random weights, ids and router weights ----
+
+# Whose experts a moe_route_experts can't say: soft-capped, followed by a norm, or ReLU without gate.
+OTHER_EXPERTS = ("inkling2_text", "inkling2_loop_text", "muse_spark_text", "nllb-moe", "switch_transformers")
+HIDDEN, INTERMEDIATE = 12, 8
+
+
+def expert_module(c, block, config):
+    """The module that gets (x, ids, weights)."""
+    if c.drive in (from_router_alone, from_vision_router):
+        module = importlib.import_module(type(block).__module__)
+        return getattr(module, {"Gemma4TextRouter": "Gemma4TextExperts", "DiffusionGemmaTextRouter": "DiffusionGemmaTextExperts",
+                                "Dots3NoteVisionTopKRouter": "Dots3NoteExperts"}[type(block).__name__])(config)
+    return block.experts
+
+
+def expert_matrices(c, block, experts, count):
+    """gate_up [E, N, H], down [E, H, I] and their biases, wherever the model keeps them."""
+    if c.model_type == "jetmoe":
+        return {"gate_up": block.input_linear.weight, "down": block.output_linear.weight}
+    if c.model_type == "dbrx":
+        split = [getattr(experts.mlp, name).view(count, INTERMEDIATE, HIDDEN) for name in ("w1", "v1", "w2")]
+        return {"gate_up": torch.cat(split[:2], 1), "down": split[2].transpose(1, 2)}
+    found = {"gate_up": experts.gate_up_proj if hasattr(experts, "gate_up_proj") else experts.up_proj, "down": experts.down_proj}
+    if found["down"].shape[1:] == (INTERMEDIATE, HIDDEN):
+        found = {name: value.transpose(1, 2) for name, value in found.items()}
+    for name in ("gate_up", "down"):
+        if hasattr(experts, name + "_proj_bias"):
+            found[name + "_bias"] = getattr(experts, name + "_proj_bias")
+        found[name] = found[name][:count]
+    return found
+
+
+def run_experts(c, tokens):
+    identity = 2 if c.model_type == "longcat_flash" else 0
+    settings = {k: v for k, v in c.settings.items() if k not in ("n_group", "topk_group", "topk_method", "zero_expert_num")}
+    small = types.SimpleNamespace(**{**vars(c), "experts": 3, "top_k": 1 if c.model_type == "llama4_text" else 2, "settings": settings})
+    config, inner = make_config(small, HIDDEN, INTERMEDIATE)
+    for name in ("n_group", "topk_group"):
+        if getattr(inner, name, None) is not None:
+            setattr(inner, name, 1)
+    if identity:
+        inner.zero_expert_num = identity
+    if c.model_type == "step3p5":
+        inner.swiglu_limits = [7.0] * 64
+    if c.config:
+        inner.moe_intermediate_size, inner.hidden_act = INTERMEDIATE, "silu"
+    cls = find_class(c)
+    block = (c.make if c.model_type != "ernie4_5_vl_moe_text" else lambda cls: lambda config: cls(config, INTERMEDIATE))(cls)(config) if c.make else cls(config)
+    block = block.eval().float()
+    experts = expert_module(c, block, config).eval().float() if c.model_type != "jetmoe" else None
+    x = torch.randn(tokens, HIDDEN)
+    with torch.no_grad():
+        for owner in (block, experts):
+            for parameter in owner.parameters() if owner is not None else ():
+                parameter.normal_(std=1.5)  # large enough for clamps to matter
+        if c.model_type in ("jetmoe", "llama4_text"):  # experts that only the whole block can run
+            ids, weights = c.drive(block, x, small)
+            if c.model_type == "llama4_text":
+                block.shared_expert = Silence()
+            out = block(x[None])
+            y = (out[0] if isinstance(out, tuple) else out).reshape(tokens, HIDDEN) - (block.bias if c.model_type == "jetmoe" else 0)
+        else:
+            ids = torch.stack([torch.randperm(small.experts + identity)[: small.top_k] for _ in range(tokens)])
+            weights = torch.rand(tokens, small.top_k) + 0.1
+            y = experts(x, ids, weights).reshape(tokens, HIDDEN)
+        result = {"x": x, "y": y, "ids": ids, "expert_weights": weights}
+        result.update(expert_matrices(c, block, experts, small.experts))
+    entry = {"model_type": c.model_type}
+    entry.update(describe(small, inner))
+    entry.update({"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE})
+    if c.model_type == "step3p5":
+        entry["swiglu_limit"] = 7.0
+    return {k: v.detach().numpy().astype(np.int32 if k == "ids" else np.float32) for k, v in result.items()}, entry
+
+
+# ---- everything ----
 
 
 def text_type(config):
@@ -447,7 +552,6 @@ def main():
     parser.add_argument("output")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="")
     args = parser.parse_args()
     driven = {c.model_type for c in CASES}
     outer, missing = {}, []
@@ -461,22 +565,23 @@ def main():
             outer.setdefault(inner, []).append(model_type)
         elif model_type not in driven and any(k in config.to_dict() for k in KEYS[:4]):
             missing.append(model_type)
-    tensors, routers = {}, {}
+    tensors, routers, experts = {}, {}, {}
     for index, c in enumerate(CASES):
-        if args.only and args.only not in c.name:
-            continue
         torch.manual_seed(args.seed * 1000 + index)
         np.random.seed(args.seed * 1000 + index)
         result, entry = run(c, np.random.default_rng(args.seed * 1000 + index), args.rows)
         entry["outer_types"] = " ".join(outer.get(c.model_type, []))
         routers[c.name] = entry
         tensors.update({f"{c.name}.{k}": np.ascontiguousarray(v) for k, v in result.items()})
+        if c.name == c.model_type and c.model_type not in OTHER_EXPERTS:
+            result, experts[c.name] = run_experts(c, 6)
+            tensors.update({f"{c.name}.experts.{k}": np.ascontiguousarray(v) for k, v in result.items()})
     save_file(tensors, args.output + ".safetensors")
     with open(args.output + ".json", "w") as out:
         json.dump({"source": "Hugging Face transformers, float32, CPU", "transformers": transformers.__version__, "torch": torch.__version__, "rows": args.rows,
-                   "seed": args.seed, "routers": routers}, out, indent=1)
+                   "seed": args.seed, "routers": routers, "experts": experts}, out, indent=1)
         out.write("\n")
-    print(f"{len(routers)} cases of {len(driven)} types and {sum(map(len, outer.values()))} outer types")
+    print(f"experts of {len(experts)} types, {len(routers)} routers of {len(driven)} types and {sum(map(len, outer.values()))} outer types")
     print("types with experts and without a case:", " ".join(missing) or "none")
 
 
