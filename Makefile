@@ -17,7 +17,8 @@ KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h
     tile.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c formats.c \
-    cpu_route.c cpu_maps.c cpu_formats.c cpu_experts.c router.c layer.c sequence.c cpu_operations.c operations.c explain.c)
+    cpu_route.c cpu_maps.c cpu_formats.c cpu_experts.c router.c preset_table.c presets.c layer.c sequence.c \
+    cpu_operations.c operations.c explain.c)
 
 all: moe_route.h
 
@@ -58,7 +59,7 @@ bench: build/bench
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
-DEVICE_TESTS = test_route test_maps test_activations test_formats test_layer test_epilogue test_blocks
+DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_layer test_epilogue test_blocks
 HOST_TESTS = test_safetensors test_errors test_router_errors test_cache
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 

@@ -401,9 +401,23 @@ typedef enum moe_route_operation {
 
 typedef enum moe_route_switch { MOE_ROUTE_AUTO = 0, MOE_ROUTE_ON = 1, MOE_ROUTE_OFF = 2 } moe_route_switch;
 
+/* What a model's layer has, so that no layer is made without it by oversight: creating it is refused while the address is 0.
+   moe_route_preset() fills this in. Clear a value to do without, as where a checkpoint lacks the tensor. */
+typedef enum moe_route_need {
+    MOE_ROUTE_NEED_SELECTION_BIAS = 1, /* router.selection_bias: e_score_correction_bias, expert_bias, balancing_biases, ... */
+    MOE_ROUTE_NEED_LOGIT_BIAS = 2,     /* router.logit_bias: the bias of the router's linear layer */
+    MOE_ROUTE_NEED_EXPERT_SCALE = 4,   /* router.expert_scale: per_expert_scale */
+    MOE_ROUTE_NEED_ID_TABLE = 8,       /* router.id_table: tid2eid */
+    MOE_ROUTE_NEED_GATE_UP_BIAS = 16,  /* experts.gate_up.bias, where experts.gate_up is given */
+    MOE_ROUTE_NEED_DOWN_BIAS = 32,     /* experts.down.bias, likewise */
+    MOE_ROUTE_NEED_OTHER_EXPERTS = 64  /* the model's experts compute something that a moe_route_experts can't say: the layer
+                                          may only route, expert matrices are refused */
+} moe_route_need;
+
 typedef struct moe_route_layer_desc {
     moe_route_router router;
     moe_route_experts experts;
+    uint32_t needs;                    /* moe_route_need values, or-ed */
     uint32_t max_tokens;               /* largest T of any call, 1 to 1048576; default 16 */
     uint32_t operations;               /* moe_route_operation values, or-ed: what the layer is prepared for. 0: LAYER with
                                           both expert matrices, MATMUL with one, ROUTE with none */
@@ -557,6 +571,46 @@ typedef struct moe_route_combine_args {
 } moe_route_combine_args;
 
 MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, const moe_route_combine_args *args);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Presets: a layer's description from the model's config.json
+   -------------------------------------------------------------------------------------------------------------------- */
+
+/* A model in the words of its config.json (of its text_config, where it has one). 0 means "not given". Numbers in which the
+   checkpoints of a type differ are needed; a number that the type's router doesn't have is refused. */
+typedef struct moe_route_model {
+    const char *model_type;         /* of the model or of its text part: "qwen3_moe", "llama4", "llama4_text", ... */
+    uint32_t num_experts;           /* needed: num_experts, num_local_experts, n_routed_experts, moe_num_experts */
+    uint32_t top_k;                 /* needed: num_experts_per_tok, num_experts_per_token, moe_topk, moe_k, top_k_experts */
+    uint32_t num_groups;            /* n_group, num_expert_group, router_n_groups: needed where the type has groups (A.X-K2 and */
+    uint32_t topk_groups;           /* topk_group                                  DeepSeek-V2: 0 where it's null) */
+    uint32_t num_shared_experts;    /* n_shared_experts of Inkling, whose router has logits for them. Elsewhere ignored: shared
+                                       experts are the caller's */
+    uint32_t num_zero_experts;      /* zero_expert_num of LongCat: identity experts after the num_experts */
+    moe_route_switch norm_topk_prob;/* norm_topk_prob, moe_renormalize. AUTO: what transformers assumes without the key */
+    float scale;                    /* routed_scaling_factor, route_scale, router_scaling_factor, moe_router_scaling_factor,
+                                       moe_routed_scaling_factor: needed where the type has one (Inkling: times global_scale) */
+    float softcap;                  /* moe_router_logit_softcapping of Laguna; Grok: 0 for 30 */
+    float jitter;                   /* router_jitter_noise of Phi-3.5-MoE, 0 for 0.01. Elsewhere it is for training: ignored */
+    float norm_min;                 /* moe_norm_min of ERNIE 4.5; 0 for 1e-12 */
+    float swiglu_limit;             /* where the experts clamp; 0: the type's usual limit. Step-3.7: swiglu_limits of the layer */
+    const char *scoring_func;       /* scoring_func, expert_selection_fn. NULL: the type's */
+    int32_t hash_layer;             /* DeepSeek-V4: 1 in layers of type "hash_moe", which take ids from a table */
+    uint32_t vocab_size;            /* with hash_layer: the table's rows */
+    uint32_t hidden_size;           /* of the experts' input (moe_latent_size, where there is one). Both 0: the layer routes */
+    uint32_t intermediate_size;     /* moe_intermediate_size, or intermediate_size where there is none */
+} moe_route_model;
+
+/* Zero-initialises *desc and fills its router, its experts' sizes and activation, and `needs`. The caller adds addresses and
+   formats of weights, dtypes, max_tokens and operations. Factors that a model applies to the sum of its experts are part of
+   the router's scale, so that y is the model's, before shared experts.
+   An unknown type is ERROR_ARGUMENT, with the most similar names; one that no description can express ERROR_UNSUPPORTED, with
+   the reason. *desc is then all zero. */
+MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, const moe_route_model *model,
+                                                moe_route_layer_desc *desc);
+
+/* The model types that have a preset, from 0 in alphabetical order; NULL at the end. */
+MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
 
 /* --------------------------------------------------------------------------------------------------------------------
    What a layer will do, and what it was made of
@@ -6776,6 +6830,534 @@ static void moer_define_placement(char *defines, const moer_router *router) {
     moer_define_given(defines, "MAP_COLUMNS", router->expert_map_columns);
 }
 
+/* ---- src/preset_table.c ---- */
+/*
+  preset_table.c: what routers and experts of known models compute: programs, and the model types of Hugging Face that use
+  them. Data alone; presets.c turns it into a description. Numbers that differ between the checkpoints of one type don't
+  belong here: the caller gives them.
+*/
+
+/* Whether the selected weights are normalised: fixed, or by norm_topk_prob with this default. */
+typedef enum moer_norm { MOER_NORM_NEVER, MOER_NORM_ALWAYS, MOER_NORM_OFF, MOER_NORM_ON } moer_norm;
+
+/* What a program reads of a moe_route_model beside num_experts, top_k and norm_topk_prob. */
+enum {
+    MOER_HAS_SCALE = 1,    /* needed */
+    MOER_HAS_GROUPS = 2,   /* needed: num_groups, and topk_groups with a rule that drops groups */
+    MOER_MAY_GROUP = 4,    /* 0 groups: none */
+    MOER_HAS_SHARED = 8,   /* needed: num_shared_experts */
+    MOER_MAY_ZERO = 16,    /* num_zero_experts */
+    MOER_MAY_CAP = 32,     /* softcap */
+    MOER_HAS_JITTER = 64,
+    MOER_HAS_NORM_MIN = 128,
+    MOER_MAY_HASH = 256,   /* hash_layer */
+    MOER_SKIPS_LAST = 512, /* one more class after the num_experts, which does nothing */
+    MOER_MAY_SIGMOID = 1024,       /* scoring_func may be "sigmoid", */
+    MOER_MAY_SQRT_SOFTPLUS = 2048, /* "sqrtsoftplus" instead of the program's own */
+    MOER_CAPS_30 = 4096    /* a softcap of 30 without one given */
+};
+
+typedef enum moer_program_id {
+    MOER_PROGRAM_SOFTMAX,
+    MOER_PROGRAM_SOFTMAX_NORM,
+    MOER_PROGRAM_SOFTMAX_NORM_OFF,
+    MOER_PROGRAM_SOFTMAX_NORM_ON,
+    MOER_PROGRAM_SELECTED,
+    MOER_PROGRAM_SELECTED_BIAS,
+    MOER_PROGRAM_COHERE2,
+    MOER_PROGRAM_SIGMOID,
+    MOER_PROGRAM_MINIMAX_M2,
+    MOER_PROGRAM_MINIMAX_M3,
+    MOER_PROGRAM_LAGUNA,
+    MOER_PROGRAM_AFMOE,
+    MOER_PROGRAM_MUSE_SPARK,
+    MOER_PROGRAM_LFM2,
+    MOER_PROGRAM_INKLING,
+    MOER_PROGRAM_INKLING2,
+    MOER_PROGRAM_DEEPSEEK_V3,
+    MOER_PROGRAM_DOTS1,
+    MOER_PROGRAM_AXK2,
+    MOER_PROGRAM_DEEPSEEK_V2,
+    MOER_PROGRAM_MISTRAL4,
+    MOER_PROGRAM_MISTRAL_LARGE4,
+    MOER_PROGRAM_DEEPSEEK_V4,
+    MOER_PROGRAM_LONGCAT,
+    MOER_PROGRAM_ERNIE,
+    MOER_PROGRAM_ZAYA,
+    MOER_PROGRAM_LLAMA4,
+    MOER_PROGRAM_KOLIBRI,
+    MOER_PROGRAM_PHIMOE,
+    MOER_PROGRAM_GEMMA4,
+    MOER_PROGRAM_INTERNS1_PRO,
+    MOER_PROGRAM_GROK,
+    MOER_PROGRAM_NLLB
+} moer_program_id;
+
+typedef struct moer_program {
+    moe_route_score score;
+    moe_route_weight weight;
+    moer_norm norm;
+    moe_route_renormalize renormalize; /* where it normalises */
+    float epsilon;
+    moe_route_group_rule group_rule; /* where there are groups */
+    moe_route_dropped dropped;
+    uint32_t needs, reads;
+} moer_program;
+
+#define MOER_BIAS MOE_ROUTE_NEED_SELECTION_BIAS
+#define MOER_UNGROUPED MOE_ROUTE_GROUPS_NONE, MOE_ROUTE_DROPPED_MINUS_INFINITY
+#define MOER_TOP2_SUM MOE_ROUTE_GROUPS_TOP2_SUM, MOE_ROUTE_DROPPED_MINUS_INFINITY
+#define MOER_TOP2_SUM_ZERO MOE_ROUTE_GROUPS_TOP2_SUM, MOE_ROUTE_DROPPED_ZERO
+#define MOER_SUM MOE_ROUTE_RENORMALIZE_SUM
+
+static const moer_program moer_programs[] = { /* in the order of moer_program_id */
+    /* softmax over all experts -> top-k -> normalised or not */
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, 0},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, 0},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_OFF, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, 0},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, 0},
+    /* top-k of the logits -> softmax over the k */
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOER_NORM_ALWAYS, MOE_ROUTE_RENORMALIZE_NONE, 0.0f, MOER_UNGROUPED, 0, 0},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOER_NORM_ALWAYS, MOE_ROUTE_RENORMALIZE_NONE, 0.0f, MOER_UNGROUPED, MOE_ROUTE_NEED_LOGIT_BIAS, 0},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOER_NORM_ON, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, MOER_MAY_SIGMOID},
+    /* sigmoid, mostly selected by score + bias and normalised; epsilons differ */
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, 0},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, 0},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_MAY_CAP},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-20f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-15f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-6f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_HAS_SHARED},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-20f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_MAY_SQRT_SOFTPLUS},
+    /* limited to groups: DeepSeek-V3 and those after it, 1.. whose dropped experts count 0 instead of -inf, then DeepSeek-V2
+       and Mistral's of softmax */
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-20f, MOER_TOP2_SUM, MOER_BIAS, MOER_HAS_SCALE | MOER_HAS_GROUPS},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_OFF, MOER_SUM, 1e-20f, MOER_TOP2_SUM, MOER_BIAS, MOER_HAS_SCALE | MOER_HAS_GROUPS},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-20f, MOER_TOP2_SUM_ZERO, MOER_BIAS, MOER_HAS_SCALE | MOER_MAY_GROUP},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOE_ROUTE_GROUPS_MAX, MOE_ROUTE_DROPPED_ZERO, 0, MOER_HAS_SCALE | MOER_MAY_GROUP},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-20f, MOER_TOP2_SUM_ZERO, 0, MOER_HAS_SCALE | MOER_HAS_GROUPS},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-20f, MOER_TOP2_SUM_ZERO, 0, MOER_HAS_SCALE | MOER_HAS_GROUPS},
+    /* DeepSeek-V4 */
+    {MOE_ROUTE_SCORE_SQRT_SOFTPLUS, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-20f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_MAY_HASH | MOER_MAY_SIGMOID},
+    /* softmax, selected by score + bias: LongCat, ERNIE, Zaya */
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_MAY_ZERO},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOE_ROUTE_RENORMALIZE_MAX_SUM, 1e-12f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_NORM_MIN},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, MOER_SKIPS_LAST},
+    /* top-k of the logits, or of logits + bias -> sigmoid */
+    {MOE_ROUTE_SCORE_IDENTITY, MOE_ROUTE_WEIGHT_SIGMOID_SELECTED, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, 0},
+    {MOE_ROUTE_SCORE_IDENTITY, MOE_ROUTE_WEIGHT_SIGMOID_SELECTED, MOER_NORM_OFF, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, 0},
+    /* one of a kind: Phi-3.5-MoE, Gemma-4, Intern-S1-Pro, Grok, NLLB */
+    {MOE_ROUTE_SCORE_SPARSE_MIXER, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, MOER_HAS_JITTER},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 0.0f, MOER_UNGROUPED, MOE_ROUTE_NEED_EXPERT_SCALE, 0},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 0.0f, MOE_ROUTE_GROUPS_QUOTA, MOE_ROUTE_DROPPED_MINUS_INFINITY, 0, MOER_HAS_GROUPS},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOER_UNGROUPED, 0, MOER_MAY_CAP | MOER_CAPS_30},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOE_ROUTE_RENORMALIZE_MAX_SUM, 1.1920929e-7f, MOER_UNGROUPED, 0, 0}
+};
+
+typedef enum moer_experts_id {
+    MOER_EXPERTS_SILU,
+    MOER_EXPERTS_SILU_CLAMPED,
+    MOER_EXPERTS_STEP,
+    MOER_EXPERTS_GPT_OSS,
+    MOER_EXPERTS_GPT_OSS_HALVES,
+    MOER_EXPERTS_MINIMAX_M3,
+    MOER_EXPERTS_GELU,
+    MOER_EXPERTS_RELU2,
+    MOER_EXPERTS_LLAMA4,
+    MOER_EXPERTS_OTHER
+} moer_experts_id;
+
+typedef struct moer_experts_kind {
+    moe_route_gate_up_order order;
+    moe_route_activation activation;
+    float alpha, up_offset;
+    int clamps;   /* reads swiglu_limit */
+    float clamp;  /* without one; 0: none */
+    moe_route_clamp_position clamp_position;
+    int weight_on_input;
+    uint32_t needs;
+} moer_experts_kind;
+
+#define MOER_NO_CLAMP 0, 0.0f, MOE_ROUTE_CLAMP_BEFORE
+#define MOER_BIASES (MOE_ROUTE_NEED_GATE_UP_BIAS | MOE_ROUTE_NEED_DOWN_BIAS)
+
+static const moer_experts_kind moer_experts_kinds[] = { /* in the order of moer_experts_id */
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, 1, 10.0f, MOE_ROUTE_CLAMP_BEFORE, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, 1, 0.0f, MOE_ROUTE_CLAMP_AFTER, 0, 0},
+    {MOE_ROUTE_GATE_UP_INTERLEAVED, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, MOER_BIASES},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, MOER_BIASES},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 1.702f, 1.0f, 1, 7.0f, MOE_ROUTE_CLAMP_BEFORE, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_GELU_TANH, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_NO_GATE, MOE_ROUTE_ACTIVATION_RELU2, 0.0f, 0.0f, MOER_NO_CLAMP, 0, 0},
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 1, 0},
+    /* ReLU without gate (NLLB, Switch Transformers), a soft-capped SwiGLU (Inkling-2), a norm after the experts (Muse) */
+    {MOE_ROUTE_GATE_UP_HALVES, MOE_ROUTE_ACTIVATION_SILU, 0.0f, 0.0f, MOER_NO_CLAMP, 0, MOE_ROUTE_NEED_OTHER_EXPERTS}
+};
+
+typedef struct moer_preset {
+    const char *model_type;
+    moer_program_id program;
+    moer_experts_id experts;
+} moer_preset;
+
+static const moer_preset moer_presets[] = { /* in alphabetical order */
+    {"afmoe", MOER_PROGRAM_AFMOE, MOER_EXPERTS_SILU},
+    {"aria", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
+    {"aria_text", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
+    {"axk1", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"axk2", MOER_PROGRAM_AXK2, MOER_EXPERTS_SILU},
+    {"bailing_hybrid", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"bailing_moe", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"bailing_moe_v2", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"beam", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"cohere2_moe", MOER_PROGRAM_COHERE2, MOER_EXPERTS_SILU},
+    {"dbrx", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"deepseek_ocr2", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
+    {"deepseek_ocr2_text", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
+    {"deepseek_v2", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
+    {"deepseek_v3", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"deepseek_v32", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"deepseek_v4", MOER_PROGRAM_DEEPSEEK_V4, MOER_EXPERTS_SILU_CLAMPED},
+    {"diffusion_gemma", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"diffusion_gemma_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"dots1", MOER_PROGRAM_DOTS1, MOER_EXPERTS_SILU},
+    {"dots3_note", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"dots3_note_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"dots3_note_vision_encoder", MOER_PROGRAM_AFMOE, MOER_EXPERTS_SILU},
+    {"ernie4_5_moe", MOER_PROGRAM_ERNIE, MOER_EXPERTS_SILU},
+    {"ernie4_5_vl_moe", MOER_PROGRAM_ERNIE, MOER_EXPERTS_SILU},
+    {"ernie4_5_vl_moe_text", MOER_PROGRAM_ERNIE, MOER_EXPERTS_SILU},
+    {"exaone_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"flex_olmo", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
+    {"flint", MOER_PROGRAM_SIGMOID, MOER_EXPERTS_SILU},
+    {"gemma4", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"gemma4_text", MOER_PROGRAM_GEMMA4, MOER_EXPERTS_GELU},
+    {"glm4_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"glm4_moe_lite", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"glm4v_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"glm4v_moe_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"glm5_next", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"glm5_next_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"glm_moe_dsa", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"gpt_oss", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_GPT_OSS},
+    {"granitemoe", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
+    {"granitemoe_swa", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
+    {"granitemoehybrid", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
+    {"granitemoeshared", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
+    {"grok-1", MOER_PROGRAM_GROK, MOER_EXPERTS_GELU},
+    {"hunyuan_v1_moe", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
+    {"hy_v3", MOER_PROGRAM_AFMOE, MOER_EXPERTS_SILU},
+    {"hy_v4", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"hy_v4_vl", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"hy_v4_vl_text", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU_CLAMPED},
+    {"inkling2", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
+    {"inkling2_loop", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
+    {"inkling2_loop_text", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
+    {"inkling2_text", MOER_PROGRAM_INKLING2, MOER_EXPERTS_OTHER},
+    {"inkling_mm_model", MOER_PROGRAM_INKLING, MOER_EXPERTS_SILU},
+    {"inkling_text", MOER_PROGRAM_INKLING, MOER_EXPERTS_SILU},
+    {"interns1_pro", MOER_PROGRAM_INTERNS1_PRO, MOER_EXPERTS_SILU},
+    {"jamba", MOER_PROGRAM_SOFTMAX, MOER_EXPERTS_SILU},
+    {"jetmoe", MOER_PROGRAM_SELECTED, MOER_EXPERTS_SILU},
+    {"kimi_k2", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"kimi_k25", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"kimi_linear", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"kolibri1", MOER_PROGRAM_KOLIBRI, MOER_EXPERTS_SILU},
+    {"laguna", MOER_PROGRAM_LAGUNA, MOER_EXPERTS_SILU},
+    {"lara_mini", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"lfm2_moe", MOER_PROGRAM_LFM2, MOER_EXPERTS_SILU},
+    {"llama4", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_LLAMA4},
+    {"llama4_text", MOER_PROGRAM_LLAMA4, MOER_EXPERTS_LLAMA4},
+    {"longcat_flash", MOER_PROGRAM_LONGCAT, MOER_EXPERTS_SILU},
+    {"mellum", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"mimo_v2_flash", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"minimax", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
+    {"minimax_m2", MOER_PROGRAM_MINIMAX_M2, MOER_EXPERTS_SILU},
+    {"minimax_m3_vl", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_MINIMAX_M3},
+    {"minimax_m3_vl_text", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_MINIMAX_M3},
+    {"mistral4", MOER_PROGRAM_MISTRAL4, MOER_EXPERTS_SILU},
+    {"mistral_large4", MOER_PROGRAM_MISTRAL_LARGE4, MOER_EXPERTS_SILU},
+    {"mistral_large4_text", MOER_PROGRAM_MISTRAL_LARGE4, MOER_EXPERTS_SILU},
+    {"mixtral", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
+    {"muse_spark", MOER_PROGRAM_MUSE_SPARK, MOER_EXPERTS_OTHER},
+    {"muse_spark_text", MOER_PROGRAM_MUSE_SPARK, MOER_EXPERTS_OTHER},
+    {"nemo_speechlm", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
+    {"nemotron_h", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
+    {"nemotron_h_omni", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_RELU2},
+    {"nllb-moe", MOER_PROGRAM_NLLB, MOER_EXPERTS_OTHER},
+    {"olmoe", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
+    {"openai_privacy_filter", MOER_PROGRAM_SELECTED_BIAS, MOER_EXPERTS_GPT_OSS_HALVES},
+    {"phimoe", MOER_PROGRAM_PHIMOE, MOER_EXPERTS_SILU},
+    {"qwen2_moe", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
+    {"qwen3_5_moe", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
+    {"qwen3_5_moe_text", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
+    {"qwen3_moe", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
+    {"qwen3_next", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"qwen3_omni_moe", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"qwen3_omni_moe_talker_text", MOER_PROGRAM_SOFTMAX_NORM_OFF, MOER_EXPERTS_SILU},
+    {"qwen3_omni_moe_text", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"qwen3_omni_moe_thinker", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"qwen3_vl_moe", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
+    {"qwen3_vl_moe_text", MOER_PROGRAM_SOFTMAX_NORM, MOER_EXPERTS_SILU},
+    {"qwen4_exp", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"qwen4_exp_text", MOER_PROGRAM_SOFTMAX_NORM_ON, MOER_EXPERTS_SILU},
+    {"sarvam_mla", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"sarvam_moe", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"solar_open", MOER_PROGRAM_DEEPSEEK_V3, MOER_EXPERTS_SILU},
+    {"step3p5", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_STEP},
+    {"step3p7", MOER_PROGRAM_MINIMAX_M3, MOER_EXPERTS_STEP},
+    {"switch_transformers", MOER_PROGRAM_SOFTMAX, MOER_EXPERTS_OTHER},
+    {"unlimited_ocr", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
+    {"unlimited_ocr_text", MOER_PROGRAM_DEEPSEEK_V2, MOER_EXPERTS_SILU},
+    {"zaya", MOER_PROGRAM_ZAYA, MOER_EXPERTS_SILU}
+};
+
+typedef struct moer_beyond {
+    const char *model_type, *reason;
+} moer_beyond;
+
+static const moer_beyond moer_models_beyond[] = {
+    {"doge", "its experts are the best pairs out of two sets of keys (product-key retrieval), each a single vector"},
+    {"vitpose", "its experts are chosen by the data set, without a router"},
+    {"vitpose_backbone", "its experts are chosen by the data set, without a router"}
+};
+
+/* ---- src/presets.c ---- */
+/*
+  presets.c: from a model's config.json to the description of its layer, by the data of preset_table.c; and the addresses
+  that such a layer can't do without.
+*/
+
+#define MOER_NAME_MAX 48 /* characters of a model type that are compared and shown */
+
+static const char *moer_scoring_name(const moer_program *program) {
+    if (program->weight == MOE_ROUTE_WEIGHT_SIGMOID_SELECTED) return "sigmoid";
+    switch (program->score) {
+    case MOE_ROUTE_SCORE_SOFTMAX: return "softmax";
+    case MOE_ROUTE_SCORE_SIGMOID: return "sigmoid";
+    case MOE_ROUTE_SCORE_SQRT_SOFTPLUS: return "sqrtsoftplus";
+    default: return "";
+    }
+}
+
+/* ---- unknown types ---- */
+
+static char moer_fold(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c == '-' ? '_' : c; }
+
+/* Insertions, deletions and replacements from one name to another, without regard to case and kind of dash. */
+static uint32_t moer_edit_distance(const char *a, const char *b) {
+    uint32_t row[MOER_NAME_MAX + 1], i, j;
+    const uint32_t length = (uint32_t)strlen(b);
+    for (j = 0; j <= length; j++) row[j] = j;
+    for (i = 0; a[i] != 0; i++) {
+        uint32_t diagonal = row[0];
+        row[0] = i + 1;
+        for (j = 1; j <= length; j++) {
+            uint32_t best = diagonal + (moer_fold(a[i]) != moer_fold(b[j - 1]));
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[length];
+}
+
+static moe_route_status moer_preset_unknown(moe_route_context *context, const char *model_type) {
+    const uint32_t num_presets = (uint32_t)(sizeof moer_presets / sizeof moer_presets[0]);
+    char shown[MOER_NAME_MAX + 1];
+    uint32_t best[3] = {0, 0, 0}, distance[3] = {~0u, ~0u, ~0u}, i, j;
+    for (i = 0; i < MOER_NAME_MAX && model_type[i] != 0; i++) shown[i] = model_type[i] >= ' ' && model_type[i] <= '~' ? model_type[i] : '?';
+    shown[i] = 0;
+    for (i = 0; i < sizeof moer_models_beyond / sizeof moer_models_beyond[0]; i++)
+        if (strcmp(model_type, moer_models_beyond[i].model_type) == 0)
+            return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "preset: %s has no router that could be described: %s", shown, moer_models_beyond[i].reason);
+    for (i = 0; i < num_presets; i++) {
+        const uint32_t d = moer_edit_distance(shown, moer_presets[i].model_type);
+        uint32_t place = 3;
+        while (place > 0 && d < distance[place - 1]) place--;
+        for (j = 2; j > place; j--) {
+            distance[j] = distance[j - 1];
+            best[j] = best[j - 1];
+        }
+        if (place < 3) {
+            distance[place] = d;
+            best[place] = i;
+        }
+    }
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: model_type is \"%s\", which is unknown; the most similar are %s, %s and %s", shown, moer_presets[best[0]].model_type,
+                     moer_presets[best[1]].model_type, moer_presets[best[2]].model_type);
+}
+
+/* ---- the numbers ---- */
+
+static moe_route_status moer_preset_missing(moe_route_context *context, const char *type, const char *field, const char *keys) {
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: %s is 0; %s needs it (%s in config.json)", field, type, keys);
+}
+
+static moe_route_status moer_preset_surplus(moe_route_context *context, const char *type, const char *field, double value, const char *allowed) {
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: %s is %g; %s has none, allowed is %s", field, value, type, allowed);
+}
+
+static moe_route_status moer_preset_check_needed(moe_route_context *context, const moe_route_model *model, const moer_program *program) {
+    const char *type = model->model_type;
+    if (model->num_experts == 0) return moer_preset_missing(context, type, "num_experts", "num_experts, num_local_experts, n_routed_experts or moe_num_experts");
+    if (model->num_experts > MOER_MAX_EXPERTS)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: num_experts is %u; allowed is 1 to %u", (unsigned)model->num_experts, (unsigned)MOER_MAX_EXPERTS);
+    if (model->top_k == 0) return moer_preset_missing(context, type, "top_k", "num_experts_per_tok, num_experts_per_token, moe_topk, moe_k or top_k_experts");
+    if ((program->reads & MOER_HAS_GROUPS) && model->num_groups == 0) return moer_preset_missing(context, type, "num_groups", "n_group, num_expert_group or router_n_groups");
+    if ((program->reads & (MOER_HAS_GROUPS | MOER_MAY_GROUP)) && model->num_groups > 1 && model->topk_groups == 0 && program->group_rule != MOE_ROUTE_GROUPS_QUOTA)
+        return moer_preset_missing(context, type, "topk_groups", "topk_group");
+    if ((program->reads & MOER_HAS_SCALE) && model->scale == 0.0f)
+        return moer_preset_missing(context, type, "scale", "routed_scaling_factor, route_scale, router_scaling_factor, moe_router_scaling_factor or moe_routed_scaling_factor");
+    if ((program->reads & MOER_HAS_SHARED) && model->num_shared_experts == 0) return moer_preset_missing(context, type, "num_shared_experts", "n_shared_experts");
+    if (model->hash_layer && (program->reads & MOER_MAY_HASH) && model->vocab_size == 0) return moer_preset_missing(context, type, "vocab_size", "vocab_size");
+    if ((model->hidden_size == 0) != (model->intermediate_size == 0))
+        return moer_preset_missing(context, type, model->hidden_size == 0 ? "hidden_size" : "intermediate_size",
+                                   model->hidden_size == 0 ? "hidden_size; both are 0 in a layer that only routes" : "moe_intermediate_size or intermediate_size; both are 0 in a layer that only routes");
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_preset_check_surplus(moe_route_context *context, const moe_route_model *model, const moer_program *program) {
+    const char *type = model->model_type;
+    if (!(program->reads & (MOER_HAS_GROUPS | MOER_MAY_GROUP))) {
+        if (model->num_groups > 1) return moer_preset_surplus(context, type, "num_groups", model->num_groups, "0 or 1");
+        if (model->topk_groups > 1) return moer_preset_surplus(context, type, "topk_groups", model->topk_groups, "0 or 1");
+    }
+    if (!(program->reads & MOER_MAY_ZERO) && model->num_zero_experts != 0) return moer_preset_surplus(context, type, "num_zero_experts", model->num_zero_experts, "0");
+    if (model->num_zero_experts > MOER_MAX_EXPERTS - model->num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: num_zero_experts is %u; allowed is up to %u with %u experts", (unsigned)model->num_zero_experts,
+                         (unsigned)(MOER_MAX_EXPERTS - model->num_experts), (unsigned)model->num_experts);
+    if (!(program->reads & MOER_HAS_SCALE) && model->scale != 0.0f && model->scale != 1.0f) return moer_preset_surplus(context, type, "scale", (double)model->scale, "0 or 1");
+    if (!(program->reads & MOER_MAY_CAP) && model->softcap != 0.0f) return moer_preset_surplus(context, type, "softcap", (double)model->softcap, "0");
+    if (!(program->reads & MOER_HAS_NORM_MIN) && model->norm_min != 0.0f) return moer_preset_surplus(context, type, "norm_min", (double)model->norm_min, "0");
+    if (!(program->reads & MOER_MAY_HASH) && model->hash_layer) return moer_preset_surplus(context, type, "hash_layer", model->hash_layer, "0");
+    if (model->norm_topk_prob < MOE_ROUTE_AUTO || model->norm_topk_prob > MOE_ROUTE_OFF)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: norm_topk_prob is %d; allowed is AUTO (0), ON (1) or OFF (2)", (int)model->norm_topk_prob);
+    if ((program->norm == MOER_NORM_NEVER && model->norm_topk_prob == MOE_ROUTE_ON) || (program->norm == MOER_NORM_ALWAYS && model->norm_topk_prob == MOE_ROUTE_OFF))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: norm_topk_prob is %s; %s %s normalises its weights, allowed is AUTO (0) or %s",
+                         program->norm == MOER_NORM_NEVER ? "ON (1)" : "OFF (2)", type, program->norm == MOER_NORM_NEVER ? "never" : "always", program->norm == MOER_NORM_NEVER ? "OFF (2)" : "ON (1)");
+    return MOE_ROUTE_OK;
+}
+
+/* The program with the score that the model names. */
+static moe_route_status moer_preset_score(moe_route_context *context, const moe_route_model *model, moer_program *program) {
+    const char *usual = moer_scoring_name(program), *wanted = model->scoring_func;
+    if (wanted == NULL || strcmp(wanted, usual) == 0) return MOE_ROUTE_OK;
+    if ((program->reads & MOER_MAY_SIGMOID) && strcmp(wanted, "sigmoid") == 0) {
+        program->score = MOE_ROUTE_SCORE_SIGMOID;
+    } else if ((program->reads & MOER_MAY_SQRT_SOFTPLUS) && strcmp(wanted, "sqrtsoftplus") == 0) {
+        program->score = MOE_ROUTE_SCORE_SQRT_SOFTPLUS;
+    } else {
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: scoring_func is \"%.40s\"; allowed for %s is NULL%s%s%s%s", wanted, model->model_type, usual[0] != 0 ? " or " : "", usual,
+                         program->reads & MOER_MAY_SIGMOID ? " or sigmoid" : "", program->reads & MOER_MAY_SQRT_SOFTPLUS ? " or sqrtsoftplus" : "");
+    }
+    program->weight = MOE_ROUTE_WEIGHT_SCORE;
+    return MOE_ROUTE_OK;
+}
+
+/* ---- the description ---- */
+
+static void moer_preset_fill_router(const moe_route_model *model, const moer_program *program, moe_route_layer_desc *desc) {
+    moe_route_router *router = &desc->router;
+    const int normalises = program->norm == MOER_NORM_ALWAYS || (program->norm == MOER_NORM_ON && model->norm_topk_prob != MOE_ROUTE_OFF) ||
+                           (program->norm == MOER_NORM_OFF && model->norm_topk_prob == MOE_ROUTE_ON);
+    router->num_skip_experts = (program->reads & MOER_SKIPS_LAST) ? 1 : 0;
+    router->num_experts = model->num_experts + model->num_zero_experts + router->num_skip_experts;
+    router->top_k = model->top_k;
+    if (program->reads & MOER_HAS_SHARED) router->num_shared_experts = model->num_shared_experts;
+    router->softcap = model->softcap == 0.0f && (program->reads & MOER_CAPS_30) ? 30.0f : model->softcap;
+    router->score = program->score;
+    if (program->reads & MOER_HAS_JITTER) router->jitter = model->jitter != 0.0f ? model->jitter : 0.01f;
+    if (model->num_groups > 1) {
+        router->group_rule = program->group_rule;
+        router->num_groups = model->num_groups;
+        router->topk_groups = program->group_rule == MOE_ROUTE_GROUPS_QUOTA ? 0 : model->topk_groups;
+        router->dropped = program->dropped;
+    }
+    router->weight = program->weight;
+    /* A softmax over the selected has the sum 1 already. */
+    if (normalises && program->weight != MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
+        router->renormalize = program->renormalize;
+        router->renormalize_epsilon = (program->reads & MOER_HAS_NORM_MIN) && model->norm_min != 0.0f ? model->norm_min : program->epsilon;
+    }
+    if (program->reads & MOER_HAS_SCALE) router->scale = model->scale;
+    desc->needs = program->needs;
+    if (model->hash_layer) {
+        router->ids = MOE_ROUTE_IDS_TABLE;
+        router->id_table_rows = model->vocab_size;
+        desc->needs = MOE_ROUTE_NEED_ID_TABLE;
+    }
+}
+
+static void moer_preset_fill_experts(const moe_route_model *model, const moer_experts_kind *kind, moe_route_layer_desc *desc) {
+    moe_route_experts *experts = &desc->experts;
+    desc->needs |= kind->needs;
+    experts->num_identity_experts = model->num_zero_experts;
+    if (kind->needs & MOE_ROUTE_NEED_OTHER_EXPERTS) return;
+    experts->hidden_size = model->hidden_size;
+    experts->intermediate_size = model->intermediate_size;
+    experts->gate_up_order = kind->order;
+    experts->activation = kind->activation;
+    experts->activation_alpha = kind->alpha;
+    experts->up_offset = kind->up_offset;
+    experts->clamp = kind->clamps && model->swiglu_limit != 0.0f ? model->swiglu_limit : kind->clamp;
+    if (experts->clamp != 0.0f) experts->clamp_position = kind->clamp_position;
+    experts->weight_on_input = kind->weight_on_input;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, const moe_route_model *model, moe_route_layer_desc *desc) {
+    const moer_preset *preset = NULL;
+    moer_program program;
+    moe_route_status status;
+    size_t i;
+    if (desc != NULL) memset(desc, 0, sizeof *desc);
+    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (model == NULL || desc == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_preset: %s is NULL", model == NULL ? "model" : "desc");
+    if (model->model_type == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "preset: model_type is NULL; a name such as \"qwen3_moe\" is needed");
+    for (i = 0; i < sizeof moer_presets / sizeof moer_presets[0] && preset == NULL; i++)
+        if (strcmp(moer_presets[i].model_type, model->model_type) == 0) preset = &moer_presets[i];
+    if (preset == NULL) return moer_preset_unknown(context, model->model_type);
+    program = moer_programs[preset->program];
+    status = moer_preset_check_needed(context, model, &program);
+    if (status == MOE_ROUTE_OK) status = moer_preset_check_surplus(context, model, &program);
+    if (status == MOE_ROUTE_OK) status = moer_preset_score(context, model, &program);
+    if (status == MOE_ROUTE_OK && !moer_experts_kinds[preset->experts].clamps && model->swiglu_limit != 0.0f)
+        status = moer_preset_surplus(context, model->model_type, "swiglu_limit", (double)model->swiglu_limit, "0");
+    if (status != MOE_ROUTE_OK) return status;
+    moer_preset_fill_router(model, &program, desc);
+    moer_preset_fill_experts(model, &moer_experts_kinds[preset->experts], desc);
+    return MOE_ROUTE_OK;
+}
+
+MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index) {
+    return index < sizeof moer_presets / sizeof moer_presets[0] ? moer_presets[index].model_type : NULL;
+}
+
+/* ---- what a layer of a known model can't do without ---- */
+
+static moe_route_status moer_check_need(moe_route_context *context, const moe_route_layer_desc *desc, uint32_t need, const char *field, moe_route_address address) {
+    if (!(desc->needs & need) || address != 0) return MOE_ROUTE_OK;
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: %s is 0; the model has one (needs holds %u: clear it to do without)", field, (unsigned)need);
+}
+
+static moe_route_status moer_check_needs(moe_route_context *context, const moe_route_layer_desc *desc) {
+    const int has_gate_up = desc->experts.gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = desc->experts.down.format != MOE_ROUTE_FORMAT_NONE;
+    moe_route_status status = moer_check_need(context, desc, MOE_ROUTE_NEED_SELECTION_BIAS, "router.selection_bias", desc->router.selection_bias);
+    if (status == MOE_ROUTE_OK) status = moer_check_need(context, desc, MOE_ROUTE_NEED_LOGIT_BIAS, "router.logit_bias", desc->router.logit_bias);
+    if (status == MOE_ROUTE_OK) status = moer_check_need(context, desc, MOE_ROUTE_NEED_EXPERT_SCALE, "router.expert_scale", desc->router.expert_scale);
+    if (status == MOE_ROUTE_OK) status = moer_check_need(context, desc, MOE_ROUTE_NEED_ID_TABLE, "router.id_table", desc->router.id_table);
+    if (status == MOE_ROUTE_OK && has_gate_up) status = moer_check_need(context, desc, MOE_ROUTE_NEED_GATE_UP_BIAS, "experts.gate_up.bias", desc->experts.gate_up.bias);
+    if (status == MOE_ROUTE_OK && has_down) status = moer_check_need(context, desc, MOE_ROUTE_NEED_DOWN_BIAS, "experts.down.bias", desc->experts.down.bias);
+    if (status != MOE_ROUTE_OK) return status;
+    if ((desc->needs & MOE_ROUTE_NEED_OTHER_EXPERTS) && (has_gate_up || has_down))
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: experts.%s.format is %d; the model's experts compute something else than this library's (needs holds %u), its layer may only route",
+                         has_gate_up ? "gate_up" : "down", (int)(has_gate_up ? desc->experts.gate_up.format : desc->experts.down.format), (unsigned)MOE_ROUTE_NEED_OTHER_EXPERTS);
+    return MOE_ROUTE_OK;
+}
+
 /* ---- src/layer.c ---- */
 /*
   layer.c: a layer's life: its description is checked and completed, the variants it needs are made, its workspace is laid
@@ -7236,7 +7818,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
 static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moer_workspace workspace;
     uint32_t pairs;
-    moe_route_status status = moer_router_check(layer->context, &desc->router, &layer->router);
+    moe_route_status status = moer_check_needs(layer->context, desc);
+    if (status == MOE_ROUTE_OK) status = moer_router_check(layer->context, &desc->router, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_router_check_placement(layer->context, &desc->experts, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);

@@ -382,9 +382,23 @@ typedef enum moe_route_operation {
 
 typedef enum moe_route_switch { MOE_ROUTE_AUTO = 0, MOE_ROUTE_ON = 1, MOE_ROUTE_OFF = 2 } moe_route_switch;
 
+/* What a model's layer has, so that no layer is made without it by oversight: creating it is refused while the address is 0.
+   moe_route_preset() fills this in. Clear a value to do without, as where a checkpoint lacks the tensor. */
+typedef enum moe_route_need {
+    MOE_ROUTE_NEED_SELECTION_BIAS = 1, /* router.selection_bias: e_score_correction_bias, expert_bias, balancing_biases, ... */
+    MOE_ROUTE_NEED_LOGIT_BIAS = 2,     /* router.logit_bias: the bias of the router's linear layer */
+    MOE_ROUTE_NEED_EXPERT_SCALE = 4,   /* router.expert_scale: per_expert_scale */
+    MOE_ROUTE_NEED_ID_TABLE = 8,       /* router.id_table: tid2eid */
+    MOE_ROUTE_NEED_GATE_UP_BIAS = 16,  /* experts.gate_up.bias, where experts.gate_up is given */
+    MOE_ROUTE_NEED_DOWN_BIAS = 32,     /* experts.down.bias, likewise */
+    MOE_ROUTE_NEED_OTHER_EXPERTS = 64  /* the model's experts compute something that a moe_route_experts can't say: the layer
+                                          may only route, expert matrices are refused */
+} moe_route_need;
+
 typedef struct moe_route_layer_desc {
     moe_route_router router;
     moe_route_experts experts;
+    uint32_t needs;                    /* moe_route_need values, or-ed */
     uint32_t max_tokens;               /* largest T of any call, 1 to 1048576; default 16 */
     uint32_t operations;               /* moe_route_operation values, or-ed: what the layer is prepared for. 0: LAYER with
                                           both expert matrices, MATMUL with one, ROUTE with none */
@@ -538,6 +552,46 @@ typedef struct moe_route_combine_args {
 } moe_route_combine_args;
 
 MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, const moe_route_combine_args *args);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Presets: a layer's description from the model's config.json
+   -------------------------------------------------------------------------------------------------------------------- */
+
+/* A model in the words of its config.json (of its text_config, where it has one). 0 means "not given". Numbers in which the
+   checkpoints of a type differ are needed; a number that the type's router doesn't have is refused. */
+typedef struct moe_route_model {
+    const char *model_type;         /* of the model or of its text part: "qwen3_moe", "llama4", "llama4_text", ... */
+    uint32_t num_experts;           /* needed: num_experts, num_local_experts, n_routed_experts, moe_num_experts */
+    uint32_t top_k;                 /* needed: num_experts_per_tok, num_experts_per_token, moe_topk, moe_k, top_k_experts */
+    uint32_t num_groups;            /* n_group, num_expert_group, router_n_groups: needed where the type has groups (A.X-K2 and */
+    uint32_t topk_groups;           /* topk_group                                  DeepSeek-V2: 0 where it's null) */
+    uint32_t num_shared_experts;    /* n_shared_experts of Inkling, whose router has logits for them. Elsewhere ignored: shared
+                                       experts are the caller's */
+    uint32_t num_zero_experts;      /* zero_expert_num of LongCat: identity experts after the num_experts */
+    moe_route_switch norm_topk_prob;/* norm_topk_prob, moe_renormalize. AUTO: what transformers assumes without the key */
+    float scale;                    /* routed_scaling_factor, route_scale, router_scaling_factor, moe_router_scaling_factor,
+                                       moe_routed_scaling_factor: needed where the type has one (Inkling: times global_scale) */
+    float softcap;                  /* moe_router_logit_softcapping of Laguna; Grok: 0 for 30 */
+    float jitter;                   /* router_jitter_noise of Phi-3.5-MoE, 0 for 0.01. Elsewhere it is for training: ignored */
+    float norm_min;                 /* moe_norm_min of ERNIE 4.5; 0 for 1e-12 */
+    float swiglu_limit;             /* where the experts clamp; 0: the type's usual limit. Step-3.7: swiglu_limits of the layer */
+    const char *scoring_func;       /* scoring_func, expert_selection_fn. NULL: the type's */
+    int32_t hash_layer;             /* DeepSeek-V4: 1 in layers of type "hash_moe", which take ids from a table */
+    uint32_t vocab_size;            /* with hash_layer: the table's rows */
+    uint32_t hidden_size;           /* of the experts' input (moe_latent_size, where there is one). Both 0: the layer routes */
+    uint32_t intermediate_size;     /* moe_intermediate_size, or intermediate_size where there is none */
+} moe_route_model;
+
+/* Zero-initialises *desc and fills its router, its experts' sizes and activation, and `needs`. The caller adds addresses and
+   formats of weights, dtypes, max_tokens and operations. Factors that a model applies to the sum of its experts are part of
+   the router's scale, so that y is the model's, before shared experts.
+   An unknown type is ERROR_ARGUMENT, with the most similar names; one that no description can express ERROR_UNSUPPORTED, with
+   the reason. *desc is then all zero. */
+MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, const moe_route_model *model,
+                                                moe_route_layer_desc *desc);
+
+/* The model types that have a preset, from 0 in alphabetical order; NULL at the end. */
+MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
 
 /* --------------------------------------------------------------------------------------------------------------------
    What a layer will do, and what it was made of

@@ -458,7 +458,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
 static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moer_workspace workspace;
     uint32_t pairs;
-    moe_route_status status = moer_router_check(layer->context, &desc->router, &layer->router);
+    moe_route_status status = moer_check_needs(layer->context, desc);
+    if (status == MOE_ROUTE_OK) status = moer_router_check(layer->context, &desc->router, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_router_check_placement(layer->context, &desc->experts, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);
