@@ -769,6 +769,10 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
     MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
+    MOER_ADDRESS(const void) next_data;        /* of the matrix that the next kernel multiplies, to be brought into L2 */
+    MOER_ADDRESS(const void) next_scales;
+    unsigned long long next_bytes, next_scale_bytes; /* of one expert */
+    unsigned int next_experts;                 /* at most so many distinct ones; 0: nothing */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
     float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */
@@ -820,6 +824,7 @@ typedef struct moer_combine_args {
 
 #define MOER_MAX_EXPERTS 2048u
 #define MOER_MAX_SHARED 32u
+#define MOER_PREFETCH_BYTES 25000000u /* about half of the smallest L2 beside tensor cores with dependent launch */
 #define MOER_MAX_GROUPS 64u
 #define MOER_MAX_REPLICAS 64u
 #define MOER_MAX_TOP_K 64u
@@ -1248,6 +1253,7 @@ typedef struct moer_workspace {
 } moer_workspace;
 
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
+static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_maps_blocks(uint32_t num_pairs); /* blocks of the maps' count and scatter */
 
@@ -1309,8 +1315,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "typedef unsigned long long u64;\n"
     "\n"
     "#define DEVICE static __device__ __forceinline__\n"
-    "#define KERNEL(name, max_threads, type) \\\n"
-    "    extern \"C\" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ type a)\n"
+    "#define KERNEL(name, max_threads, type) KERNEL_SHARING(name, max_threads, 1, type)\n"
+    "/* Registers are kept low enough for `blocks` blocks to share a multiprocessor. */\n"
+    "#define KERNEL_SHARING(name, max_threads, blocks, type) \\\n"
+    "    extern \"C\" __global__ void __launch_bounds__(max_threads, blocks) name(const __grid_constant__ type a)\n"
     "/* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */\n"
     "#define SHARED(type, name, count) __shared__ __align__(16) type name[count]\n"
     "\n"
@@ -1365,8 +1373,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* ---- bits ---- */\n"
     "DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }\n"
     "DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }\n"
-    "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n"
-    "/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */\n",
+    "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n",
+    "/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */\n"
     "DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }\n"
     "\n"
     "/* ---- exact single operations ---- */\n"
@@ -1391,11 +1399,11 @@ static const char *const moer_source_0[] = { /* device.h */
     "   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.\n"
     "   b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */\n"
     "DEVICE void matrix_multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
-    "    asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
+    "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
     "        : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1));\n"
     "}\n"
     "DEVICE void matrix_multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
-    "    asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
+    "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
     "        : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1));\n"
     "}\n"
     "\n"
@@ -1417,16 +1425,18 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"ld.global.nc.L1::no_allocate.u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p));\n"
     "    return d;\n"
     "}\n"
+    "/* Brings the 128 bytes around p into L2, for a kernel after this one. */\n"
+    "DEVICE void prefetch_weights(const void *p) { asm volatile(\"prefetch.global.L2 [%0];\" :: \"l\"(p)); }\n"
     "/* For what a kernel before this one wrote, and everything else: ordinary loads. */\n"
     "DEVICE u32x4 load_16(const void *p) { return *(const u32x4 *)p; }\n"
     "DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }\n"
     "DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }\n"
     "DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }\n"
-    "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n"
+    "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n",
     "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
     "/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */\n"
     "DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }\n"
-    "/* Likewise; returns nothing. */\n",
+    "/* Likewise; returns nothing. */\n"
     "DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }\n"
     "\n"
     "/* ---- shared memory ---- */\n"
@@ -1532,6 +1542,10 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
     "    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */\n"
+    "    MOER_ADDRESS(const void) next_data;        /* of the matrix that the next kernel multiplies, to be brought into L2 */\n"
+    "    MOER_ADDRESS(const void) next_scales;\n"
+    "    unsigned long long next_bytes, next_scale_bytes; /* of one expert */\n"
+    "    unsigned int next_experts;                 /* at most so many distinct ones; 0: nothing */\n"
     "    unsigned int num_pairs;\n"
     "    unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */\n"
     "    float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */\n"
@@ -2245,7 +2259,8 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#define SUB_HAS_MIN 0\n"
     "#define PAIR_ORDER (WEIGHT_BITS != 4 \? PAIRS_LINEAR : LANE_SUB == 4 \? PAIRS_OF_4 : PAIRS_OF_8)\n"
     "#define CHUNK_WORDS (4 + (GROUP != 0 \? (SUBS * SCALE_BYTES + 3) / 4 : 0) + ZERO_POINTS)\n"
-    "#define CHUNKS_AHEAD (CHUNK_WORDS <= 6 \? 4 : CHUNK_WORDS <= 8 \? 3 : 2)\n"
+    "#define CHUNKS_AHEAD (CHUNK_WORDS <= 4 \? 3 : CHUNK_WORDS <= 8 \? 2 : 1)\n"
+    "#define ROW_HAS_SCALE (GLOBAL || (QUANTIZED && GROUP == 0))\n"
     "\n"
     "#define NUM_GROUPS (GROUP != 0 \? (INNER + GROUP - 1) / (GROUP != 0 \? GROUP : 1) : 1)\n"
     "#define SCALE_ROWS ((ROWS + GROUP_ROWS - 1) / GROUP_ROWS)\n"
@@ -2280,13 +2295,13 @@ static const char *const moer_source_8[] = { /* packed.h */
     "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {\n"
     "    const u32 at = step * 64 + (lane_index() & 3) * 16; /* bytes from the row's start */\n"
     "    weight_chunk c;\n"
-    "    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, at < ROW_BYTES \? (u32)ROW_BYTES - at : 0);\n"
+    "    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, ROW_BYTES % 64 == 0 \? 16 : at < ROW_BYTES \? (u32)ROW_BYTES - at : 0);\n"
     "    if (GROUP != 0) {\n"
     "        const u32 group = SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
-    "        load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES \? SCALE_ALIGN : SUBS * SCALE_BYTES)>(\n"
-    "            c.scale, row.scales + group * SCALE_BYTES, group < NUM_GROUPS \? (NUM_GROUPS - group) * SCALE_BYTES : 0);\n"
+    "        load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES \? SCALE_ALIGN : SUBS * SCALE_BYTES)>(\n",
+    "            c.scale, row.scales + group * SCALE_BYTES, NUM_GROUPS % SUBS == 0 \? SUBS * SCALE_BYTES : group < NUM_GROUPS \? (NUM_GROUPS - group) * SCALE_BYTES : 0);\n"
     "    }\n"
-    "    if (ZERO_POINTS) {\n",
+    "    if (ZERO_POINTS) {\n"
     "        const u32 group = GROUP == 0 \? 0 : SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
     "        const u32 first = WEIGHT_BITS == 4 \? group / 2 : group;\n"
     "        load_weights<(WEIGHT_BITS == 4 \? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES \? ZERO_POINT_ROW_BYTES - first : 0);\n"
@@ -2364,9 +2379,9 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x000f000fu) | 0x64006400u, zero_point * 0x10001u + 0x64006400u);\n"
     "    return bf162_fma((codes & 0x000f000fu) | 0x43004300u, 0x3f803f80u, zero_point * 0x10001u + 0xc300c300u);\n"
     "}\n"
-    "\n"
+    "\n",
     "/* The same for the bits above those: in f16 they can stay where they are, as 1024 + 16 q, and are divided by 16. */\n"
-    "DEVICE u32 int4_upper_pair(u32 codes, u32 zero_point) {\n",
+    "DEVICE u32 int4_upper_pair(u32 codes, u32 zero_point) {\n"
     "    if (DECODE == DTYPE_F16) return half2_fma((codes & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);\n"
     "    return int4_pair(codes >> 4, zero_point);\n"
     "}\n"
@@ -2470,9 +2485,13 @@ static const char *const moer_source_10[] = { /* tile.h */
     "  Activations in f16 or bf16 are multiplied on tensor cores, with weights in the same type. Otherwise (f32 on either side,\n"
     "  or f16 against bf16) f32 multiply-adds on the same lane layout take their place.\n"
     "\n"
+    "  A kernel loads the steps of one tile by load_tile while it multiplies those of the one before by multiply_loaded, and ends\n"
+    "  with scale_rows.\n"
+    "\n"
     "  A format's header says for a lane: load_weight_chunk, what it loads of a row in a step; arrange_weight_chunk, the exchange\n"
     "  with the three other lanes of the row; unpack_sub, a sub as pairs of floats in the order PAIR_ORDER; sub_scale and\n"
-    "  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row.\n"
+    "  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row\n"
+    "  (where ROW_HAS_SCALE); CHUNKS_AHEAD, how many chunks of a row may be under way.\n"
     "*/\n"
     "#include \"values.h\"\n"
     "\n"
@@ -2495,6 +2514,11 @@ static const char *const moer_source_10[] = { /* tile.h */
     "#define DECODE (X == DTYPE_BF16 \? DTYPE_BF16 : DTYPE_F16) /* what codes are unpacked to */\n"
     "#define STEP (4 * LANE_VALUES)\n"
     "#define NUM_STEPS ((INNER + STEP - 1) / STEP)\n"
+    "/* Where `parts` warps share the steps, each takes every parts-th: this many, loaded so many at a time, in rounds. Enough to\n"
+    "   keep memory busy while others are multiplied, few enough for the registers. */\n"
+    "#define PART_STEPS(parts) ((NUM_STEPS + (parts) - 1) / (parts))\n"
+    "#define LOADED_STEPS(parts) (TENSOR_CORES && PART_STEPS(parts) > CHUNKS_AHEAD \? CHUNKS_AHEAD : PART_STEPS(parts))\n"
+    "#define ROUNDS(parts) ((PART_STEPS(parts) + LOADED_STEPS(parts) - 1) / LOADED_STEPS(parts))\n"
     "\n"
     "/* BYTES bytes of weights from `p` on, a power of two up to 16, of which the row has `left`; zero bits for the others. */\n"
     "template <u32 BYTES, u32 ALIGN, u32 WORDS>\n"
@@ -2507,7 +2531,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "            const u32x4 v = load_weights_16(p);\n"
     "#pragma unroll\n"
     "            for (u32 i = 0; i < 4; i++) word[i % WORDS] = v.v[i];\n"
-    "        } else if (BYTES % 8 == 0 && ALIGN >= 8) {\n"
+    "        } else if (BYTES % 8 == 0 && ALIGN >= 8) {\n",
     "#pragma unroll\n"
     "            for (u32 i = 0; i < BYTES / 8; i++) {\n"
     "                const u32x2 v = load_weights_8(p + i * 8);\n"
@@ -2523,7 +2547,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    } else if (ALIGN == 2 && BYTES % 2 == 0 && left >= BYTES) {\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < BYTES / 2; i++) word[i / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));\n"
-    "    } else { /* rows of odd sizes, and the end of a row */\n",
+    "    } else { /* rows of odd sizes, and the end of a row */\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < BYTES; i++)\n"
     "            if (i < left) word[i / 4] |= (u32)load_1(p + i) << (8 * (i % 4));\n"
@@ -2556,7 +2580,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "\n"
     "#if TENSOR_CORES\n"
     "\n"
-    "/* The activations of a token (null: zeros) that belong to a sub, in the order of its pairs. */\n"
+    "/* The activations of a token that belong to a sub, in the order of its pairs. */\n"
     "DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAIRS]) {\n"
     "    u32 word[NUM_PAIRS];\n"
     "#pragma unroll\n"
@@ -2565,7 +2589,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {\n"
     "        const u32 k = sub_input(step, sub, run);\n"
     "        const u8 *p = x + (u64)k * 2;\n"
-    "        if (x && X_ALIGN >= 4 && (INNER % STEP == 0 || k + LANE_RUN <= INNER)) {\n"
+    "        if (X_ALIGN >= 4 && (INNER % STEP == 0 || k + LANE_RUN <= INNER)) {\n"
     "            if (LANE_RUN % 8 == 0 && X_ALIGN == 16) {\n"
     "#pragma unroll\n"
     "                for (u32 i = 0; i < LANE_RUN / 8; i++) {\n"
@@ -2584,7 +2608,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "#pragma unroll\n"
     "                for (u32 i = 0; i < LANE_RUN / 2; i++) word[run / 2 + i] = load_4(p + i * 4);\n"
     "            }\n"
-    "        } else if (x) {\n"
+    "        } else {\n"
     "#pragma unroll\n"
     "            for (u32 i = 0; i < LANE_RUN; i++)\n"
     "                if (k + i < INNER) word[(run + i) / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));\n"
@@ -2598,7 +2622,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "}\n"
     "\n"
     "/* sums += one sub: rows' pairs against the activations. The layout of sums is that of the matrix fragment: sums[0], [1] are\n"
-    "   row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n"
+    "   row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n",
     "DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS / 2; i++) {\n"
@@ -2612,7 +2636,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "template <int BLOCKS>\n"
     "DEVICE void multiply_step(float (&sums)[BLOCKS][4], const weight_chunk &low, const weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step) {\n"
     "#pragma unroll\n"
-    "    for (u32 sub = 0; sub < SUBS; sub++) {\n",
+    "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
     "        u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];\n"
     "        unpack_sub(low, step, sub, low_pairs);\n"
     "        unpack_sub(high, step, sub, high_pairs);\n"
@@ -2647,54 +2671,45 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* sums[b] = 16 weight rows times the 8 tokens of block b, over steps first_step, first_step + step_stride, ...\n"
-    "   `low` and `high` are the lane's two rows, x[b] the activations of its token g. */\n"
-    "template <int BLOCKS>\n"
-    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
-    "    /* Chunks loaded before the first is used: enough to keep memory busy, few enough for the registers. */\n"
-    "    constexpr u32 DEPTH = NUM_STEPS < CHUNKS_AHEAD \? NUM_STEPS : CHUNKS_AHEAD;\n"
+    "/* What a lane has loaded of its two rows: LOADED_STEPS(STRIDE) steps, STRIDE apart. */\n"
+    "template <u32 STRIDE>\n"
+    "struct tile_chunks {\n"
+    "    weight_chunk low[LOADED_STEPS(STRIDE)], high[LOADED_STEPS(STRIDE)];\n"
+    "};\n"
+    "\n"
+    "template <u32 STRIDE>\n"
+    "DEVICE bool step_exists(u32 step) { return NUM_STEPS % (LOADED_STEPS(STRIDE) * STRIDE) == 0 || step < NUM_STEPS; }\n"
+    "\n"
+    "template <u32 STRIDE>\n"
+    "DEVICE void load_tile(tile_chunks<STRIDE> &c, const weight_row &low, const weight_row &high, u32 first_step) {\n"
     "#pragma unroll\n"
-    "    for (int b = 0; b < BLOCKS; b++)\n"
-    "#pragma unroll\n"
-    "        for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;\n"
-    "#pragma unroll 1\n"
-    "    for (u32 start = first_step; start < NUM_STEPS; start += step_stride * DEPTH) {\n"
-    "        weight_chunk low_chunk[DEPTH], high_chunk[DEPTH];\n"
-    "#pragma unroll\n"
-    "        for (u32 d = 0; d < DEPTH; d++) {\n"
-    "            const u32 step = start + d * step_stride;\n"
-    "            if (step < NUM_STEPS) {\n"
-    "                low_chunk[d] = load_weight_chunk(low, step);\n"
-    "                high_chunk[d] = load_weight_chunk(high, step);\n"
-    "            }\n"
-    "        }\n"
-    "#pragma unroll\n"
-    "        for (u32 d = 0; d < DEPTH; d++) {\n"
-    "            const u32 step = start + d * step_stride;\n"
-    "            if (step < NUM_STEPS) {\n"
-    "                arrange_weight_chunk(low_chunk[d]);\n"
-    "                arrange_weight_chunk(high_chunk[d]);\n"
-    "                multiply_step<BLOCKS>(sums, low_chunk[d], high_chunk[d], x, step);\n"
-    "            }\n"
-    "        }\n"
+    "    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {\n"
+    "        const u32 step = first_step + d * STRIDE;\n"
+    "        if (!step_exists<STRIDE>(step)) continue;\n"
+    "        c.low[d] = load_weight_chunk(low, step);\n"
+    "        c.high[d] = load_weight_chunk(high, step);\n"
     "    }\n"
-    "    const float low_scale = row_scale(low), high_scale = row_scale(high);\n"
+    "}\n"
+    "\n"
+    "template <int BLOCKS, u32 STRIDE>\n"
+    "DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &c, const weight_row &, const weight_row &, const u8 *const (&x)[BLOCKS], u32 first_step) {\n"
     "#pragma unroll\n"
-    "    for (int b = 0; b < BLOCKS; b++) {\n"
-    "        sums[b][0] = f32_mul(sums[b][0], low_scale);\n"
-    "        sums[b][1] = f32_mul(sums[b][1], low_scale);\n"
-    "        sums[b][2] = f32_mul(sums[b][2], high_scale);\n"
-    "        sums[b][3] = f32_mul(sums[b][3], high_scale);\n"
+    "    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {\n"
+    "        const u32 step = first_step + d * STRIDE;\n"
+    "        if (!step_exists<STRIDE>(step)) continue;\n"
+    "        arrange_weight_chunk(c.low[d]);\n"
+    "        arrange_weight_chunk(c.high[d]);\n"
+    "        multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step);\n"
     "    }\n"
     "}\n"
     "\n"
     "#else /* f32 multiply-adds */\n"
-    "\n"
+    "\n",
     "#if FORMAT > FORMAT_BF16\n"
     "DEVICE void unpack_sub_values(const weight_chunk &c, u32 step, u32 sub, float (&value)[LANE_SUB]) {\n"
     "    u32 pair[NUM_PAIRS];\n"
     "    unpack_sub(c, step, sub, pair);\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB; i++) {\n"
     "        const u16 half = (u16)(pair[i / 2] >> (16 * (i % 2)));\n"
     "        value[pair_element(i / 2, i % 2)] = DECODE == DTYPE_F16 \? f16_to_f32(half) : bf16_to_f32(half);\n"
@@ -2702,10 +2717,16 @@ static const char *const moer_source_10[] = { /* tile.h */
     "}\n"
     "#endif\n"
     "\n"
-    "/* The same for activations in any dtype; each lane multiplies its two rows with all 8 tokens of a block, whose addresses are\n"
-    "   in the lanes 4 * token. */\n"
-    "template <int BLOCKS>\n"
-    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {\n"
+    "/* The same for activations in any dtype, without loading ahead; each lane multiplies its two rows with all 8 tokens of a\n"
+    "   block, whose addresses (null: no token) are in the lanes 4 * token. */\n"
+    "template <u32 STRIDE>\n"
+    "struct tile_chunks {};\n"
+    "\n"
+    "template <u32 STRIDE>\n"
+    "DEVICE void load_tile(tile_chunks<STRIDE> &, const weight_row &, const weight_row &, u32) {}\n"
+    "\n"
+    "template <int BLOCKS, u32 STRIDE>\n"
+    "DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &, const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step) {\n"
     "    const u32 t = lane_index() & 3;\n"
     "#pragma unroll 1\n"
     "    for (int b = 0; b < BLOCKS; b++) {\n"
@@ -2714,7 +2735,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "        for (u32 n = 0; n < 8; n++) sum[0][n] = sum[1][n] = 0.0f;\n"
     "        const u64 own = (u64)x[b];\n"
     "#pragma unroll 1\n"
-    "        for (u32 step = first_step; step < NUM_STEPS; step += step_stride) {\n"
+    "        for (u32 step = first_step; step < NUM_STEPS; step += STRIDE) {\n"
     "            weight_chunk low_chunk = load_weight_chunk(low, step), high_chunk = load_weight_chunk(high, step);\n"
     "            arrange_weight_chunk(low_chunk);\n"
     "            arrange_weight_chunk(high_chunk);\n"
@@ -2749,19 +2770,31 @@ static const char *const moer_source_10[] = { /* tile.h */
     "            }\n"
     "        }\n"
     "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n"
-    "        const float low_scale = row_scale(low), high_scale = row_scale(high);\n"
     "#pragma unroll\n"
     "        for (u32 n = 0; n < 8; n++)\n"
     "#pragma unroll\n"
     "            for (u32 row = 0; row < 2; row++) {\n"
-    "                float v = f32_mul(sum[row][n], row == 0 \? low_scale : high_scale);\n"
+    "                float v = sum[row][n];\n"
     "                v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 1)));\n"
     "                v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 2)));\n"
     "                if (n / 2 == t) sums[b][row * 2 + n % 2] = v;\n"
     "            }\n"
     "    }\n"
     "}\n"
-    "#endif\n",
+    "#endif\n"
+    "\n"
+    "/* Multiplies the sums of whole rows by what scales all of a row. */\n"
+    "template <int BLOCKS>\n",
+    "DEVICE void scale_rows(float (&sums)[BLOCKS][4], float low_scale, float high_scale) {\n"
+    "    if (!ROW_HAS_SCALE) return;\n"
+    "#pragma unroll\n"
+    "    for (int b = 0; b < BLOCKS; b++) {\n"
+    "        sums[b][0] = f32_mul(sums[b][0], low_scale);\n"
+    "        sums[b][1] = f32_mul(sums[b][1], low_scale);\n"
+    "        sums[b][2] = f32_mul(sums[b][2], high_scale);\n"
+    "        sums[b][3] = f32_mul(sums[b][3], high_scale);\n"
+    "    }\n"
+    "}\n",
     NULL};
 static const char *const moer_source_11[] = { /* vector.h */
     "/*\n"
@@ -3284,18 +3317,22 @@ static const char *const moer_source_15[] = { /* maps.cu */
 static const char *const moer_source_16[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
-    "  product. A block is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and the block\n"
-    "  goes through the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once.\n"
+    "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and go through\n"
+    "  the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once.\n"
     "\n"
     "  h[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]\n"
     "  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]\n"
     "  out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0\n"
     "\n"
+    "  A block lives through many tiles and loads the next one's weights before it multiplies those that it has, so that memory\n"
+    "  is never idle; one barrier a tile, since two of them share nothing in shared memory. What the next kernel will read of its\n"
+    "  own weights is brought into L2 at the end.\n"
+    "\n"
     "  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; ACTIVATION, moe_route_activation + 1, and CLAMP, as in\n"
     "  activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);\n"
     "  K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);\n"
-    "  OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS; ROW_BLOCKS.\n"
-    "  Grid: (tiles, distinct experts at most, with OUT_BY_PAIR one more for the pairs without a row).\n"
+    "  OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's; RESIDENT_BLOCKS, how many share a multiprocessor;\n"
+    "  ROW_BLOCKS. Grid: any number of blocks.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
@@ -3305,8 +3342,10 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "\n"
     "#define COLUMNS (GATED \? ROWS / 2 : ROWS)        /* of the output */\n"
     "#define TILE_COLUMNS (GATED \? 8 : 16)\n"
+    "#define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
     "#define TILE_TOKENS (8 * ROW_BLOCKS)\n"
     "#define PARTIAL_STRIDE (TILE_TOKENS + 1)\n"
+    "#define PARTIAL_SIZE (WARPS * 16 * PARTIAL_STRIDE)\n"
     "\n"
     "/* The weight row that is row `i` (0 to 15) of tile `tile`. Past the matrix: its last row, whose sums nobody uses. */\n"
     "DEVICE u32 tile_row(u32 tile, u32 i) {\n"
@@ -3316,70 +3355,135 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "    return INTERLEAVED \? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;\n"
     "}\n"
     "\n"
-    "KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {\n"
-    "    SHARED(float, partial, WARPS * 16 * PARTIAL_STRIDE); /* [warp][weight row][token] */\n"
+    "/* Where a block is in its work: tile `work % NUM_TILES` of distinct expert work / NUM_TILES, the expert's rows from `base`\n"
+    "   on, a round of loads. */\n"
+    "struct place {\n"
+    "    u32 work, expert, base, end_row, round;\n"
+    "    weight_row low, high;\n"
+    "    float low_scale, high_scale;\n"
+    "};\n"
+    "\n"
+    "DEVICE void enter_tile(const moer_matmul_args &a, place &p, u32 work, u32 total) {\n"
+    "    p.work = work;\n"
+    "    p.round = 0;\n"
+    "    if (work >= total) return;\n"
+    "    const u32 d = work / NUM_TILES, tile = work % NUM_TILES, g = lane_index() >> 2;\n"
+    "    p.expert = (u32)a.distinct_experts[d];\n"
+    "    p.base = (u32)a.distinct_offsets[d];\n"
+    "    p.end_row = (u32)a.distinct_offsets[d + 1];\n"
+    "    p.low = find_weight_row(a.weights, p.expert, tile_row(tile, g));\n"
+    "    p.high = find_weight_row(a.weights, p.expert, tile_row(tile, g + 8));\n"
+    "    p.low_scale = ROW_HAS_SCALE \? row_scale(p.low) : 1.0f;\n"
+    "    p.high_scale = ROW_HAS_SCALE \? row_scale(p.high) : 1.0f;\n"
+    "}\n"
+    "\n"
+    "DEVICE void advance(const moer_matmul_args &a, place &p, u32 total) {\n"
+    "    if (++p.round < ROUNDS(WARPS)) return;\n"
+    "    p.round = 0;\n"
+    "    p.base += TILE_TOKENS;\n"
+    "    if (p.base >= p.end_row) enter_tile(a, p, p.work + grid_blocks_x(), total);\n"
+    "}\n"
+    "\n"
+    "/* The activations of the lane's token in each block of rows. Where there is no token: another row, whose sums nobody uses,\n"
+    "   or null where multiplying costs time by the token. */\n"
+    "DEVICE void find_activations(const moer_matmul_args &a, const place &p, const u8 *(&x)[ROW_BLOCKS]) {\n"
+    "#pragma unroll\n"
+    "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
+    "        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);\n",
+    "        const u32 row = wanted < p.end_row \? wanted : p.base;\n"
+    "        u32 index = row;\n"
+    "        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];\n"
+    "        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
+    "        x[b] = TENSOR_CORES || wanted < p.end_row \? (const u8 *)a.x + (u64)index * INNER * X_BYTES : 0;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Adds up the warps' parts of the tile's sums, and writes its outputs. */\n"
+    "template <class Partial>\n"
+    "DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 half) {\n"
+    "    const u32 tile = p.work % NUM_TILES;\n"
+    "    for (u32 i = thread_index(); i < TILE_COLUMNS * TILE_TOKENS; i += WARPS * 32) {\n"
+    "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = tile * TILE_COLUMNS + c;\n"
+    "        if (row >= p.end_row || column >= COLUMNS) continue;\n"
+    "        const u32 pair = OUT_BY_PAIR || WEIGHT_ON_INPUT \? (u32)a.row_to_pair[row] : row;\n"
+    "        float value = 0.0f, up = 0.0f;\n"
+    "#pragma unroll\n"
+    "        for (u32 w = 0; w < WARPS; w++) {\n"
+    "            value = f32_add(value, partial[half * PARTIAL_SIZE + (w * 16 + c) * PARTIAL_STRIDE + token]);\n"
+    "            if (GATED) up = f32_add(up, partial[half * PARTIAL_SIZE + (w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
+    "        }\n"
+    "        /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
+    "        const float weight = WEIGHT_ON_INPUT \? load_value(a.router_weights, pair, WEIGHTS) : 1.0f;\n"
+    "        if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);\n"
+    "        if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + tile_row(tile, c), BIAS));\n"
+    "        if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
+    "        if (GATED) {\n"
+    "            if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
+    "            if (BIAS) up = f32_add(up, load_value(a.bias, (u64)p.expert * ROWS + tile_row(tile, c + 8), BIAS));\n"
+    "            value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
+    "        }\n"
+    "        store_value(a.out, (u64)(OUT_BY_PAIR \? pair : row) * COLUMNS + column, OUT, value);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* The pairs that no expert here serves. */\n"
+    "DEVICE void clear_other_pairs(const moer_matmul_args &a) {\n"
+    "    const u32 threads = grid_blocks_x() * WARPS * 32;\n"
+    "    for (u64 i = block_index_x() * WARPS * 32 + thread_index(); i < (u64)a.num_pairs * COLUMNS; i += threads)\n"
+    "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
+    "}\n"
+    "\n"
+    "/* The weights of all distinct experts in the matrix that the next kernel multiplies. */\n"
+    "DEVICE void prefetch_next(const moer_matmul_args &a, u32 num_distinct) {\n"
+    "    const u32 threads = grid_blocks_x() * WARPS * 32, thread = block_index_x() * WARPS * 32 + thread_index();\n"
+    "    for (u32 d = 0; d < num_distinct && d < a.next_experts; d++) {\n"
+    "        const u32 expert = (u32)a.distinct_experts[d];\n"
+    "        for (u64 at = (u64)thread * 128; at < a.next_bytes; at += (u64)threads * 128) prefetch_weights((const u8 *)a.next_data + expert * a.next_bytes + at);\n"
+    "        for (u64 at = (u64)thread * 128; at < a.next_scale_bytes; at += (u64)threads * 128) prefetch_weights((const u8 *)a.next_scales + expert * a.next_scale_bytes + at);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n"
+    "    SHARED(float, partial, 2 * PARTIAL_SIZE); /* [this tile or the next][warp][weight row][token] */\n"
     "    const u32 warp = warp_index(), lane = lane_index(), g = lane >> 2, t = lane & 3;\n"
-    "    const u32 tile = block_index_x(), distinct = block_index_y();\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
-    "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
-    "#if OUT_BY_PAIR\n"
-    "    if (distinct == 0) { /* the pairs that no expert here serves */\n"
-    "        for (u32 i = thread_index(); i / TILE_COLUMNS < a.num_pairs; i += WARPS * 32) {\n"
-    "            const u32 pair = i / TILE_COLUMNS, column = tile * TILE_COLUMNS + i % TILE_COLUMNS;\n"
-    "            if (column < COLUMNS && a.pair_to_row[pair] < 0) store_value(a.out, (u64)pair * COLUMNS + column, OUT, 0.0f);\n"
-    "        }\n"
-    "        return;\n"
-    "    }\n"
-    "#endif\n"
-    "    const u32 d = distinct - OUT_BY_PAIR;\n"
-    "    if (d >= num_distinct) return;\n"
-    "    const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];\n"
-    "    const weight_row low = find_weight_row(a.weights, expert, tile_row(tile, g)), high = find_weight_row(a.weights, expert, tile_row(tile, g + 8));\n"
+    "    const u32 num_distinct = (u32)a.distinct_count[0], total = num_distinct * NUM_TILES;\n"
+    "    if (OUT_BY_PAIR) clear_other_pairs(a);\n"
     "\n"
-    "    for (u32 base = first_row; base < end_row; base += TILE_TOKENS) {\n"
-    "        const u8 *x[ROW_BLOCKS];\n"
+    "    place next = {};\n"
+    "    tile_chunks<WARPS> ahead;\n"
+    "    enter_tile(a, next, block_index_x(), total);\n"
+    "    if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp);\n",
+    "    float sums[ROW_BLOCKS][4];\n"
+    "    const u8 *x[ROW_BLOCKS];\n"
+    "    u32 half = 0;\n"
+    "#pragma unroll 1\n"
+    "    while (next.work < total) {\n"
+    "        const place here = next;\n"
+    "        tile_chunks<WARPS> loaded = ahead;\n"
+    "        advance(a, next, total);\n"
+    "        if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp + next.round * LOADED_STEPS(WARPS) * WARPS);\n"
+    "        if (here.round == 0) {\n"
+    "            find_activations(a, here, x);\n"
     "#pragma unroll\n"
-    "        for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
-    "            const u32 row = base + b * 8 + g;\n"
-    "            x[b] = 0;\n"
-    "            if (row < end_row) {\n"
-    "                u32 index = row;\n"
-    "                if (X_INDEX != 2) index = (u32)a.row_to_pair[row];\n"
-    "                if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
-    "                x[b] = (const u8 *)a.x + (u64)index * INNER * X_BYTES;\n"
-    "            }\n"
+    "            for (u32 b = 0; b < ROW_BLOCKS; b++)\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;\n"
     "        }\n"
-    "        float sums[ROW_BLOCKS][4];\n"
-    "        multiply_tile<ROW_BLOCKS>(sums, low, high, x, warp, WARPS);\n"
+    "        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, here.low, here.high, x, warp + here.round * LOADED_STEPS(WARPS) * WARPS);\n"
+    "        if (here.round != ROUNDS(WARPS) - 1) continue;\n"
+    "        scale_rows<ROW_BLOCKS>(sums, here.low_scale, here.high_scale);\n"
     "#pragma unroll\n"
     "        for (u32 b = 0; b < ROW_BLOCKS; b++)\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++)\n",
-    "                partial[(warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];\n"
-    "        block_barrier();\n"
-    "\n"
-    "        for (u32 i = thread_index(); i < TILE_COLUMNS * TILE_TOKENS; i += WARPS * 32) {\n"
-    "            const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = base + token, column = tile * TILE_COLUMNS + c;\n"
-    "            if (row >= end_row || column >= COLUMNS) continue;\n"
-    "            float value = 0.0f;\n"
-    "            for (u32 w = 0; w < WARPS; w++) value = f32_add(value, partial[(w * 16 + c) * PARTIAL_STRIDE + token]);\n"
-    "            /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
-    "            const float weight = WEIGHT_ON_INPUT \? load_value(a.router_weights, (u32)a.row_to_pair[row], WEIGHTS) : 1.0f;\n"
-    "            if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);\n"
-    "            if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c), BIAS));\n"
-    "            if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
-    "            if (GATED) {\n"
-    "                float up = 0.0f;\n"
-    "                for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
-    "                if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
-    "                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + tile_row(tile, c + 8), BIAS));\n"
-    "                value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
-    "            }\n"
-    "            store_value(a.out, (u64)(OUT_BY_PAIR \? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);\n"
-    "        }\n"
-    "        block_barrier(); /* partial is written again */\n"
+    "            for (u32 i = 0; i < 4; i++)\n"
+    "                partial[half * PARTIAL_SIZE + (warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];\n"
+    "        block_barrier(); /* whoever writes this half again has passed the next barrier, which all reach after reading it */\n"
+    "        finish_tile(a, here, partial, half);\n"
+    "        half ^= 1;\n"
     "    }\n"
+    "    prefetch_next(a, num_distinct);\n"
     "}\n",
     NULL};
 static const char *const moer_source_17[] = { /* down.cu */
@@ -3388,8 +3492,8 @@ static const char *const moer_source_17[] = { /* down.cu */
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
     "  padding get 0.\n"
     "\n"
-    "  A block is 16 output columns of all experts: a warp takes a distinct expert and one of K_SPLIT parts of K, and leaves the\n"
-    "  sums of that expert's rows in shared memory. When all are there, a thread adds up one output column of one token. So no\n"
+    "  A block is 16 output columns of all experts: a warp takes a distinct expert and one of K_SPLIT parts of K, loads the next\n"
+    "  one's weights before it multiplies those that it has, and leaves the sums of the expert's rows in shared memory. When all are there, a thread adds up one output column of one token. So no\n"
     "  partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a token's result\n"
     "  doesn't depend on the others in the batch.\n"
     "\n"
@@ -3403,28 +3507,72 @@ static const char *const moer_source_17[] = { /* down.cu */
     "#include \"vector.h\"\n"
     "#include \"epilogue.h\"\n"
     "\n"
+    "/* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows from `base` on, a\n"
+    "   round of loads. */\n"
+    "struct place {\n"
+    "    u32 item, base, end_row, round;\n"
+    "    weight_row low, high;\n"
+    "    float low_scale, high_scale;\n"
+    "};\n"
+    "\n"
+    "DEVICE void enter_item(const moer_down_args &a, place &p, u32 item, u32 total) {\n"
+    "    p.item = item;\n"
+    "    p.round = 0;\n"
+    "    if (item >= total) return;\n"
+    "    const u32 d = item / K_SPLIT, column = block_index_x() * 16 + (lane_index() >> 2), expert = (u32)a.distinct_experts[d];\n"
+    "    p.base = (u32)a.distinct_offsets[d];\n"
+    "    p.end_row = (u32)a.distinct_offsets[d + 1];\n"
+    "    p.low = find_weight_row(a.weights, expert, column < ROWS \? column : ROWS - 1);\n"
+    "    p.high = find_weight_row(a.weights, expert, column + 8 < ROWS \? column + 8 : ROWS - 1);\n"
+    "    p.low_scale = ROW_HAS_SCALE \? row_scale(p.low) : 1.0f;\n"
+    "    p.high_scale = ROW_HAS_SCALE \? row_scale(p.high) : 1.0f;\n"
+    "}\n"
+    "\n"
+    "DEVICE void advance(const moer_down_args &a, place &p, u32 total) {\n"
+    "    if (++p.round < ROUNDS(K_SPLIT)) return;\n"
+    "    p.round = 0;\n"
+    "    p.base += 8;\n"
+    "    if (p.base >= p.end_row) enter_item(a, p, p.item + block_threads() / 32, total);\n"
+    "}\n"
+    "\n"
     "KERNEL(moe_route_down, 512, moer_down_args) {\n"
     "    SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */\n"
+    "    SHARED(int, pair_row, MAX_PAIRS);\n"
+    "    SHARED(float, pair_weight, MAX_PAIRS);\n"
     "    const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
-    "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
-    "    const u32 low_column = tile * 16 + g < ROWS \? tile * 16 + g : ROWS - 1;\n"
-    "    const u32 high_column = tile * 16 + g + 8 < ROWS \? tile * 16 + g + 8 : ROWS - 1;\n"
-    "\n"
-    "    for (u32 item = warp_index(); item < num_distinct * K_SPLIT; item += block_threads() / 32) {\n"
-    "        const u32 d = item / K_SPLIT, part = item % K_SPLIT;\n"
-    "        const u32 expert = (u32)a.distinct_experts[d], first_row = (u32)a.distinct_offsets[d], end_row = (u32)a.distinct_offsets[d + 1];\n"
-    "        const weight_row low = find_weight_row(a.weights, expert, low_column), high = find_weight_row(a.weights, expert, high_column);\n"
-    "        for (u32 base = first_row; base < end_row; base += 8) {\n"
-    "            const u8 *x[1] = {base + g < end_row \? (const u8 *)a.h + (u64)(base + g) * INNER * X_BYTES : 0};\n"
-    "            float sums[1][4];\n"
-    "            multiply_tile<1>(sums, low, high, x, part, K_SPLIT);\n"
+    "    const u32 total = (u32)a.distinct_count[0] * K_SPLIT;\n"
+    "    place next = {};\n"
+    "    tile_chunks<K_SPLIT> ahead;\n"
+    "    enter_item(a, next, warp_index(), total);\n"
+    "    if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT);\n"
+    "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) {\n"
+    "        pair_row[pair] = a.pair_to_row[pair];\n"
+    "        pair_weight[pair] = WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair);\n"
+    "    }\n"
+    "    float sums[1][4];\n"
+    "#pragma unroll 1\n"
+    "    while (next.item < total) {\n"
+    "        const place here = next;\n"
+    "        const u32 part = here.item % K_SPLIT;\n"
+    "        tile_chunks<K_SPLIT> loaded = ahead;\n"
+    "        advance(a, next, total);\n"
+    "        if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT + next.round * LOADED_STEPS(K_SPLIT) * K_SPLIT);\n"
+    "        /* Where there is no token: another row, whose sums nobody uses, or null where multiplying costs time by the token. */\n"
+    "        const u32 wanted = here.base + g, row = wanted < here.end_row \? wanted : here.base;\n"
+    "        const u8 *x[1] = {TENSOR_CORES || wanted < here.end_row \? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0};\n"
+    "        if (here.round == 0) {\n"
+    "#pragma unroll\n",
+    "            for (u32 i = 0; i < 4; i++) sums[0][i] = 0.0f;\n"
+    "        }\n"
+    "        multiply_loaded<1, K_SPLIT>(sums, loaded, here.low, here.high, x, part + here.round * LOADED_STEPS(K_SPLIT) * K_SPLIT);\n"
+    "        if (here.round != ROUNDS(K_SPLIT) - 1) continue;\n"
+    "        scale_rows<1>(sums, here.low_scale, here.high_scale);\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++) {\n"
-    "                const u32 row = base + t * 2 + (i & 1);\n"
-    "                if (row < end_row) partial[(part * MAX_PAIRS + row) * 17 + g + (i >> 1) * 8] = sums[0][i];\n"
-    "            }\n"
+    "        for (u32 i = 0; i < 4; i++) {\n"
+    "            const u32 token_row = here.base + t * 2 + (i & 1);\n"
+    "            if (token_row < here.end_row) partial[(part * MAX_PAIRS + token_row) * 17 + g + (i >> 1) * 8] = sums[0][i];\n"
     "        }\n"
     "    }\n"
     "    block_barrier();\n"
@@ -3438,7 +3586,7 @@ static const char *const moer_source_17[] = { /* down.cu */
     "        if (token < num_valid) {\n"
     "            for (u32 j = 0; j < K; j++) {\n"
     "                const u32 pair = token * K + j;\n"
-    "                const int row = a.pair_to_row[pair];\n"
+    "                const int row = pair_row[pair];\n"
     "                if (row < 0) {\n"
     "                    add_identity<X>(a.epilogue, a.router_weights, pair, at, y);\n"
     "                    continue;\n"
@@ -3447,7 +3595,7 @@ static const char *const moer_source_17[] = { /* down.cu */
     "#pragma unroll\n"
     "                for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);\n"
     "                if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));\n"
-    "                y[0] = f32_fma(WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair), value, y[0]);\n"
+    "                y[0] = f32_fma(pair_weight[pair], value, y[0]);\n"
     "            }\n"
     "            add_shared_and_residual<X>(a.epilogue, token, at, y);\n"
     "        }\n"
@@ -3557,7 +3705,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_18},
     {"expand.cu", moer_source_19},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "20ede8c7b0f9200e120f1fed161c6f52c9bd28fe4d2185eee0952fb9e2bf9c4a";
+static const char moer_sources_digest[] = "76dd459b52d1f130d40e70feb0eb139d507d1cf534dab99a85522224985cf3f7";
 
 /* ---- src/base.c ---- */
 /*
@@ -7610,6 +7758,9 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
            (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
+/* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
+static uint32_t moer_matmul_blocks(uint32_t warps) { return 16 / warps; }
+
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix);
     return steps < 8 ? steps : 8;
@@ -7657,6 +7808,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
         moer_define(defines, "WARPS", kind->warps);
+        moer_define(defines, "RESIDENT_BLOCKS", moer_matmul_blocks(kind->warps));
         moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
         status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
     }
@@ -8025,10 +8177,28 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
     return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
 }
 
+/* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
+static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
+    const uint32_t tiles = moer_divide_up(matrix->rows, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
+    moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
+    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    return launch;
+}
+
+/* The down matmul's weights, as far as they are sure to stay in L2 until it reads them. */
+static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down) {
+    const uint64_t bytes = moer_matrix_bytes(down);
+    args->next_data = down->data;
+    args->next_scales = down->scales;
+    args->next_bytes = (uint64_t)down->rows * moer_row_bytes(down);
+    args->next_scale_bytes = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
+    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (bytes != 0 ? bytes : 1));
+}
+
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
     const int large = num_pairs > MOER_SMALL_PAIRS;
-    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_activated[large], 0, moer_divide_up(layer->gate_up.rows, 16), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
+    moer_launch *launch = moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
@@ -8040,10 +8210,10 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     gate_up->up_beta = layer->up_beta;
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
-    launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;
 
     if (layer->fused_combine && !large) {
         moer_down_args *args;
+        moer_prefetch_down(gate_up, &layer->down);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
@@ -8063,9 +8233,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->num_tokens = from->num_tokens;
         return;
     }
-    launch = moer_sequence_add(sequence, layer->down_rows[large], 0, moer_divide_up(layer->hidden_size, 16), distinct, layer->down_parts * 32);
-    launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
-    down = &launch->args.matmul;
+    down = &moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts)->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
     down->x = from->workspace + w->h;
     down->out = from->workspace + w->partial;
@@ -8076,11 +8244,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    /* One more row of blocks: it clears the pairs that no local expert serves. */
-    moer_launch *launch = moer_sequence_add(sequence, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], 0, moer_divide_up(matrix->rows, 16), distinct + 1,
-                                            moer_layer_matmul_warps(matrix) * 32);
-    moer_matmul_args *args = &launch->args.matmul;
-    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;

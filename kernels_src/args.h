@@ -82,6 +82,10 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
     MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
+    MOER_ADDRESS(const void) next_data;        /* of the matrix that the next kernel multiplies, to be brought into L2 */
+    MOER_ADDRESS(const void) next_scales;
+    unsigned long long next_bytes, next_scale_bytes; /* of one expert */
+    unsigned int next_experts;                 /* at most so many distinct ones; 0: nothing */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
     float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */

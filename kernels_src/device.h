@@ -12,8 +12,10 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
-#define KERNEL(name, max_threads, type) \
-    extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ type a)
+#define KERNEL(name, max_threads, type) KERNEL_SHARING(name, max_threads, 1, type)
+/* Registers are kept low enough for `blocks` blocks to share a multiprocessor. */
+#define KERNEL_SHARING(name, max_threads, blocks, type) \
+    extern "C" __global__ void __launch_bounds__(max_threads, blocks) name(const __grid_constant__ type a)
 /* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
 
@@ -94,11 +96,11 @@ DEVICE u32 bf162_fma(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.bf16x2 %0, %1, %2
    With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.
    b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */
 DEVICE void matrix_multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEVICE void matrix_multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
@@ -120,6 +122,8 @@ DEVICE u32 load_weights_4(const void *p) {
     asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(d) : "l"(p));
     return d;
 }
+/* Brings the 128 bytes around p into L2, for a kernel after this one. */
+DEVICE void prefetch_weights(const void *p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 /* For what a kernel before this one wrote, and everything else: ordinary loads. */
 DEVICE u32x4 load_16(const void *p) { return *(const u32x4 *)p; }
 DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }

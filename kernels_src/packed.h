@@ -27,7 +27,8 @@
 #define SUB_HAS_MIN 0
 #define PAIR_ORDER (WEIGHT_BITS != 4 ? PAIRS_LINEAR : LANE_SUB == 4 ? PAIRS_OF_4 : PAIRS_OF_8)
 #define CHUNK_WORDS (4 + (GROUP != 0 ? (SUBS * SCALE_BYTES + 3) / 4 : 0) + ZERO_POINTS)
-#define CHUNKS_AHEAD (CHUNK_WORDS <= 6 ? 4 : CHUNK_WORDS <= 8 ? 3 : 2)
+#define CHUNKS_AHEAD (CHUNK_WORDS <= 4 ? 3 : CHUNK_WORDS <= 8 ? 2 : 1)
+#define ROW_HAS_SCALE (GLOBAL || (QUANTIZED && GROUP == 0))
 
 #define NUM_GROUPS (GROUP != 0 ? (INNER + GROUP - 1) / (GROUP != 0 ? GROUP : 1) : 1)
 #define SCALE_ROWS ((ROWS + GROUP_ROWS - 1) / GROUP_ROWS)
@@ -62,11 +63,11 @@ struct weight_chunk {
 DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
     const u32 at = step * 64 + (lane_index() & 3) * 16; /* bytes from the row's start */
     weight_chunk c;
-    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
+    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, ROW_BYTES % 64 == 0 ? 16 : at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
     if (GROUP != 0) {
         const u32 group = SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
         load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES ? SCALE_ALIGN : SUBS * SCALE_BYTES)>(
-            c.scale, row.scales + group * SCALE_BYTES, group < NUM_GROUPS ? (NUM_GROUPS - group) * SCALE_BYTES : 0);
+            c.scale, row.scales + group * SCALE_BYTES, NUM_GROUPS % SUBS == 0 ? SUBS * SCALE_BYTES : group < NUM_GROUPS ? (NUM_GROUPS - group) * SCALE_BYTES : 0);
     }
     if (ZERO_POINTS) {
         const u32 group = GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);

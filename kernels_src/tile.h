@@ -16,9 +16,13 @@
   Activations in f16 or bf16 are multiplied on tensor cores, with weights in the same type. Otherwise (f32 on either side,
   or f16 against bf16) f32 multiply-adds on the same lane layout take their place.
 
+  A kernel loads the steps of one tile by load_tile while it multiplies those of the one before by multiply_loaded, and ends
+  with scale_rows.
+
   A format's header says for a lane: load_weight_chunk, what it loads of a row in a step; arrange_weight_chunk, the exchange
   with the three other lanes of the row; unpack_sub, a sub as pairs of floats in the order PAIR_ORDER; sub_scale and
-  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row.
+  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row
+  (where ROW_HAS_SCALE); CHUNKS_AHEAD, how many chunks of a row may be under way.
 */
 #include "values.h"
 
@@ -41,6 +45,11 @@
 #define DECODE (X == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F16) /* what codes are unpacked to */
 #define STEP (4 * LANE_VALUES)
 #define NUM_STEPS ((INNER + STEP - 1) / STEP)
+/* Where `parts` warps share the steps, each takes every parts-th: this many, loaded so many at a time, in rounds. Enough to
+   keep memory busy while others are multiplied, few enough for the registers. */
+#define PART_STEPS(parts) ((NUM_STEPS + (parts) - 1) / (parts))
+#define LOADED_STEPS(parts) (TENSOR_CORES && PART_STEPS(parts) > CHUNKS_AHEAD ? CHUNKS_AHEAD : PART_STEPS(parts))
+#define ROUNDS(parts) ((PART_STEPS(parts) + LOADED_STEPS(parts) - 1) / LOADED_STEPS(parts))
 
 /* BYTES bytes of weights from `p` on, a power of two up to 16, of which the row has `left`; zero bits for the others. */
 template <u32 BYTES, u32 ALIGN, u32 WORDS>
@@ -102,7 +111,7 @@ DEVICE u32 sub_input(u32 step, u32 sub, u32 i) { return step * STEP + sub * 4 * 
 
 #if TENSOR_CORES
 
-/* The activations of a token (null: zeros) that belong to a sub, in the order of its pairs. */
+/* The activations of a token that belong to a sub, in the order of its pairs. */
 DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAIRS]) {
     u32 word[NUM_PAIRS];
 #pragma unroll
@@ -111,7 +120,7 @@ DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAI
     for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {
         const u32 k = sub_input(step, sub, run);
         const u8 *p = x + (u64)k * 2;
-        if (x && X_ALIGN >= 4 && (INNER % STEP == 0 || k + LANE_RUN <= INNER)) {
+        if (X_ALIGN >= 4 && (INNER % STEP == 0 || k + LANE_RUN <= INNER)) {
             if (LANE_RUN % 8 == 0 && X_ALIGN == 16) {
 #pragma unroll
                 for (u32 i = 0; i < LANE_RUN / 8; i++) {
@@ -130,7 +139,7 @@ DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAI
 #pragma unroll
                 for (u32 i = 0; i < LANE_RUN / 2; i++) word[run / 2 + i] = load_4(p + i * 4);
             }
-        } else if (x) {
+        } else {
 #pragma unroll
             for (u32 i = 0; i < LANE_RUN; i++)
                 if (k + i < INNER) word[(run + i) / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));
@@ -193,44 +202,35 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], const weight_chunk &low, con
     }
 }
 
-/* sums[b] = 16 weight rows times the 8 tokens of block b, over steps first_step, first_step + step_stride, ...
-   `low` and `high` are the lane's two rows, x[b] the activations of its token g. */
-template <int BLOCKS>
-DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {
-    /* Chunks loaded before the first is used: enough to keep memory busy, few enough for the registers. */
-    constexpr u32 DEPTH = NUM_STEPS < CHUNKS_AHEAD ? NUM_STEPS : CHUNKS_AHEAD;
+/* What a lane has loaded of its two rows: LOADED_STEPS(STRIDE) steps, STRIDE apart. */
+template <u32 STRIDE>
+struct tile_chunks {
+    weight_chunk low[LOADED_STEPS(STRIDE)], high[LOADED_STEPS(STRIDE)];
+};
+
+template <u32 STRIDE>
+DEVICE bool step_exists(u32 step) { return NUM_STEPS % (LOADED_STEPS(STRIDE) * STRIDE) == 0 || step < NUM_STEPS; }
+
+template <u32 STRIDE>
+DEVICE void load_tile(tile_chunks<STRIDE> &c, const weight_row &low, const weight_row &high, u32 first_step) {
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;
-#pragma unroll 1
-    for (u32 start = first_step; start < NUM_STEPS; start += step_stride * DEPTH) {
-        weight_chunk low_chunk[DEPTH], high_chunk[DEPTH];
-#pragma unroll
-        for (u32 d = 0; d < DEPTH; d++) {
-            const u32 step = start + d * step_stride;
-            if (step < NUM_STEPS) {
-                low_chunk[d] = load_weight_chunk(low, step);
-                high_chunk[d] = load_weight_chunk(high, step);
-            }
-        }
-#pragma unroll
-        for (u32 d = 0; d < DEPTH; d++) {
-            const u32 step = start + d * step_stride;
-            if (step < NUM_STEPS) {
-                arrange_weight_chunk(low_chunk[d]);
-                arrange_weight_chunk(high_chunk[d]);
-                multiply_step<BLOCKS>(sums, low_chunk[d], high_chunk[d], x, step);
-            }
-        }
+    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {
+        const u32 step = first_step + d * STRIDE;
+        if (!step_exists<STRIDE>(step)) continue;
+        c.low[d] = load_weight_chunk(low, step);
+        c.high[d] = load_weight_chunk(high, step);
     }
-    const float low_scale = row_scale(low), high_scale = row_scale(high);
+}
+
+template <int BLOCKS, u32 STRIDE>
+DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &c, const weight_row &, const weight_row &, const u8 *const (&x)[BLOCKS], u32 first_step) {
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) {
-        sums[b][0] = f32_mul(sums[b][0], low_scale);
-        sums[b][1] = f32_mul(sums[b][1], low_scale);
-        sums[b][2] = f32_mul(sums[b][2], high_scale);
-        sums[b][3] = f32_mul(sums[b][3], high_scale);
+    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {
+        const u32 step = first_step + d * STRIDE;
+        if (!step_exists<STRIDE>(step)) continue;
+        arrange_weight_chunk(c.low[d]);
+        arrange_weight_chunk(c.high[d]);
+        multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step);
     }
 }
 
@@ -248,10 +248,16 @@ DEVICE void unpack_sub_values(const weight_chunk &c, u32 step, u32 sub, float (&
 }
 #endif
 
-/* The same for activations in any dtype; each lane multiplies its two rows with all 8 tokens of a block, whose addresses are
-   in the lanes 4 * token. */
-template <int BLOCKS>
-DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step, u32 step_stride) {
+/* The same for activations in any dtype, without loading ahead; each lane multiplies its two rows with all 8 tokens of a
+   block, whose addresses (null: no token) are in the lanes 4 * token. */
+template <u32 STRIDE>
+struct tile_chunks {};
+
+template <u32 STRIDE>
+DEVICE void load_tile(tile_chunks<STRIDE> &, const weight_row &, const weight_row &, u32) {}
+
+template <int BLOCKS, u32 STRIDE>
+DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &, const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step) {
     const u32 t = lane_index() & 3;
 #pragma unroll 1
     for (int b = 0; b < BLOCKS; b++) {
@@ -260,7 +266,7 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const
         for (u32 n = 0; n < 8; n++) sum[0][n] = sum[1][n] = 0.0f;
         const u64 own = (u64)x[b];
 #pragma unroll 1
-        for (u32 step = first_step; step < NUM_STEPS; step += step_stride) {
+        for (u32 step = first_step; step < NUM_STEPS; step += STRIDE) {
             weight_chunk low_chunk = load_weight_chunk(low, step), high_chunk = load_weight_chunk(high, step);
             arrange_weight_chunk(low_chunk);
             arrange_weight_chunk(high_chunk);
@@ -295,12 +301,11 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const
             }
         }
         /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */
-        const float low_scale = row_scale(low), high_scale = row_scale(high);
 #pragma unroll
         for (u32 n = 0; n < 8; n++)
 #pragma unroll
             for (u32 row = 0; row < 2; row++) {
-                float v = f32_mul(sum[row][n], row == 0 ? low_scale : high_scale);
+                float v = sum[row][n];
                 v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 1)));
                 v = f32_add(v, f32_from_bits(warp_shuffle_xor(f32_bits(v), 2)));
                 if (n / 2 == t) sums[b][row * 2 + n % 2] = v;
@@ -308,3 +313,16 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], const weight_row &low, const
     }
 }
 #endif
+
+/* Multiplies the sums of whole rows by what scales all of a row. */
+template <int BLOCKS>
+DEVICE void scale_rows(float (&sums)[BLOCKS][4], float low_scale, float high_scale) {
+    if (!ROW_HAS_SCALE) return;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+        sums[b][0] = f32_mul(sums[b][0], low_scale);
+        sums[b][1] = f32_mul(sums[b][1], low_scale);
+        sums[b][2] = f32_mul(sums[b][2], high_scale);
+        sums[b][3] = f32_mul(sums[b][3], high_scale);
+    }
+}

@@ -16,6 +16,7 @@
 
 #define MOER_MAX_EXPERTS 2048u
 #define MOER_MAX_SHARED 32u
+#define MOER_PREFETCH_BYTES 25000000u /* about half of the smallest L2 beside tensor cores with dependent launch */
 #define MOER_MAX_GROUPS 64u
 #define MOER_MAX_REPLICAS 64u
 #define MOER_MAX_TOP_K 64u
@@ -444,6 +445,7 @@ typedef struct moer_workspace {
 } moer_workspace;
 
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
+static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_maps_blocks(uint32_t num_pairs); /* blocks of the maps' count and scatter */
 

@@ -250,6 +250,9 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
            (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
+/* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
+static uint32_t moer_matmul_blocks(uint32_t warps) { return 16 / warps; }
+
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix);
     return steps < 8 ? steps : 8;
@@ -297,6 +300,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
         moer_define(defines, "WARPS", kind->warps);
+        moer_define(defines, "RESIDENT_BLOCKS", moer_matmul_blocks(kind->warps));
         moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
         status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
     }

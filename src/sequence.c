@@ -160,10 +160,28 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
     return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
 }
 
+/* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
+static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
+    const uint32_t tiles = moer_divide_up(matrix->rows, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
+    moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
+    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    return launch;
+}
+
+/* The down matmul's weights, as far as they are sure to stay in L2 until it reads them. */
+static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down) {
+    const uint64_t bytes = moer_matrix_bytes(down);
+    args->next_data = down->data;
+    args->next_scales = down->scales;
+    args->next_bytes = (uint64_t)down->rows * moer_row_bytes(down);
+    args->next_scale_bytes = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
+    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (bytes != 0 ? bytes : 1));
+}
+
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
     const int large = num_pairs > MOER_SMALL_PAIRS;
-    moer_launch *launch = moer_sequence_add(sequence, layer->gate_up_activated[large], 0, moer_divide_up(layer->gate_up.rows, 16), distinct, moer_layer_matmul_warps(&layer->gate_up) * 32);
+    moer_launch *launch = moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
@@ -175,10 +193,10 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     gate_up->up_beta = layer->up_beta;
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
-    launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;
 
     if (layer->fused_combine && !large) {
         moer_down_args *args;
+        moer_prefetch_down(gate_up, &layer->down);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
@@ -198,9 +216,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->num_tokens = from->num_tokens;
         return;
     }
-    launch = moer_sequence_add(sequence, layer->down_rows[large], 0, moer_divide_up(layer->hidden_size, 16), distinct, layer->down_parts * 32);
-    launch->weight_bytes = moer_matrix_bytes(&layer->down) * distinct;
-    down = &launch->args.matmul;
+    down = &moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts)->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
     down->x = from->workspace + w->h;
     down->out = from->workspace + w->partial;
@@ -211,11 +227,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    /* One more row of blocks: it clears the pairs that no local expert serves. */
-    moer_launch *launch = moer_sequence_add(sequence, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], 0, moer_divide_up(matrix->rows, 16), distinct + 1,
-                                            moer_layer_matmul_warps(matrix) * 32);
-    moer_matmul_args *args = &launch->args.matmul;
-    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;

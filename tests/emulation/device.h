@@ -25,6 +25,7 @@ const emulation_target_info emulation_target = {EMULATION_TARGET, EMULATION_IS_P
 #define EMULATION_INLINE static inline __attribute__((always_inline))
 
 #define DEVICE static inline
+#define KERNEL_SHARING(name, max_threads, blocks, type) KERNEL(name, max_threads, type)
 #define KERNEL(name, max_threads, type)                                \
     extern "C" {                                                       \
     void name(const type &a);                                          \
@@ -132,6 +133,7 @@ EMULATION_INLINE T emulation_load(const void *p, const char *file, int line) {
 EMULATION_INLINE u32x4 load_weights_16(const void *p, EMULATION_PLACE) { return emulation_load<u32x4>(p, file, line); }
 EMULATION_INLINE u32x2 load_weights_8(const void *p, EMULATION_PLACE) { return emulation_load<u32x2>(p, file, line); }
 EMULATION_INLINE u32 load_weights_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
+EMULATION_INLINE void prefetch_weights(const void *p, EMULATION_PLACE) { emulation_load<u8>(p, file, line); }
 EMULATION_INLINE u32x4 load_16(const void *p, EMULATION_PLACE) { return emulation_load<u32x4>(p, file, line); }
 EMULATION_INLINE u32x2 load_8(const void *p, EMULATION_PLACE) { return emulation_load<u32x2>(p, file, line); }
 EMULATION_INLINE u32 load_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
