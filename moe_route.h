@@ -59,7 +59,8 @@ extern "C" {
      argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
-     its element size; x, y, rows and out also to the largest power of two up to 16 that divides a row's size in bytes.
+     its element size; x, y, rows, out, shared_output and residual also to the largest power of two up to 16 that divides a row's
+     size in bytes.
    - The caller owns all memory that it names. Weights and biases must stay valid for the layer's life, the arguments of a
      call until the work has finished on its stream.
    - After a layer is created no call allocates, synchronises, compiles or touches the disk: each one only launches
@@ -523,8 +524,8 @@ MOE_ROUTE_API moe_route_status moe_route_maps(const moe_route_layer *layer, cons
 
 typedef enum moe_route_matrix { MOE_ROUTE_MATRIX_GATE_UP = 0, MOE_ROUTE_MATRIX_DOWN = 1 } moe_route_matrix;
 
-/* One expert matmul: out[t, j] = W[ids[t, j]] @ x[t] (or x[t, j]) + bias, what ggml calls MUL_MAT_ID. Rows of padding
-   and of ids that aren't local are set to 0. */
+/* One expert matmul: out[t, j] = W[ids[t, j]] @ x[t] (or x[t, j]) + bias, what ggml calls MUL_MAT_ID: no activation,
+   no router weight. Rows of padding and of ids that aren't local are set to 0. */
 typedef struct moe_route_matmul_args {
     uint32_t num_tokens;
     moe_route_matrix matrix;

@@ -249,6 +249,44 @@ TEST(layer_leaves_padding_out) {
     model_destroy(&device, &m);
 }
 
+/* A token of NaN gives NaN, and changes nothing else. */
+TEST(layer_keeps_nan_to_its_token) {
+    static const uint32_t cases[] = {0, 2, 5, 10}; /* of choice_cases */
+    uint32_t i;
+    for (i = 0; i < 4; i++) {
+        enum { TOKENS = 5, BROKEN = 2 };
+        model_spec spec = choice_cases[cases[i]].spec;
+        const size_t row = (size_t)spec.hidden_size * model_dtype_size(spec.dtype);
+        model m;
+        model_input input;
+        model_output whole, broken;
+        test_random random;
+        float *logits;
+        void *x;
+        uint32_t n;
+        random_seed(&random, 33 + i);
+        spec.max_tokens = TOKENS;
+        spec.operations = MOE_ROUTE_OPERATION_LAYER;
+        model_create(&device, &spec, 34 + i, &m);
+        REQUIRE(m.layer, "no layer");
+        model_random_input(&random, &spec, TOKENS, &input, &logits, &x);
+        for (n = 0; n < spec.num_experts; n++) logits[n] = logits[BROKEN * spec.num_experts + n]; /* another token shares its experts */
+        CHECK(model_run(&device, &m, &input, &whole) == MOE_ROUTE_OK, "%s", device_message(&device));
+        memset((char *)x + BROKEN * row, 0xff, row);
+        CHECK(model_run(&device, &m, &input, &broken) == MOE_ROUTE_OK, "%s", device_message(&device));
+        CHECK_BYTES(broken.y, whole.y, BROKEN * row, "y before NaN");
+        CHECK_BYTES((char *)broken.y + (BROKEN + 1) * row, (char *)whole.y + (BROKEN + 1) * row, (TOKENS - BROKEN - 1) * row, "y after NaN");
+        for (n = 0; n < spec.hidden_size; n++)
+            if (!CHECK(broken.y_values[BROKEN * spec.hidden_size + n] != broken.y_values[BROKEN * spec.hidden_size + n], "case %u: NaN gives %g", i, (double)broken.y_values[BROKEN * spec.hidden_size + n]))
+                break;
+        model_output_free(&whole);
+        model_output_free(&broken);
+        free(logits);
+        free(x);
+        model_destroy(&device, &m);
+    }
+}
+
 /* Two halves of the experts give the parts of one sum. */
 TEST(layer_computes_its_range_of_experts) {
     model_spec spec = layer_cases[2].spec; /* f32: the sum of the parts is the whole but for f32 rounding */
@@ -627,6 +665,7 @@ int main(int argc, char **argv) {
     RUN(layer_rows_do_not_depend_on_the_batch);
     RUN(layer_takes_given_ids);
     RUN(layer_leaves_padding_out);
+    RUN(layer_keeps_nan_to_its_token);
     RUN(layer_computes_its_range_of_experts);
     RUN(matmul_matches_its_definition);
     RUN(expand_and_combine_match_their_definition);
