@@ -3619,6 +3619,8 @@ static const char *const moer_source_18[] = { /* combine.cu */
     "#include \"vector.h\"\n"
     "#include \"epilogue.h\"\n"
     "\n"
+    "#define BATCH (K < 8 \? K : 8)\n"
+    "\n"
     "KERNEL(moe_route_combine, 128, moer_combine_args) {\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
@@ -3631,19 +3633,29 @@ static const char *const moer_source_18[] = { /* combine.cu */
     "#pragma unroll\n"
     "        for (u32 v = 0; v < VECTOR; v++) sum[v] = 0.0f;\n"
     "        if (token < num_valid) {\n"
-    "#pragma unroll 4\n"
-    "            for (u32 j = 0; j < K; j++) {\n"
-    "                const u32 pair = token * K + j;\n"
-    "                const u32 row = a.pair_to_row \? (u32)a.pair_to_row[pair] : pair;\n"
-    "                if (row >= num_pairs) {\n"
-    "                    add_identity<OUT>(a.epilogue, a.router_weights, pair, at, sum);\n"
-    "                    continue;\n"
-    "                }\n"
-    "                float value[VECTOR];\n"
-    "                load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)row * HIDDEN + column, value);\n"
-    "                const float weight = WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair);\n"
+    "#pragma unroll 1\n"
+    "            for (u32 first = 0; first < K; first += BATCH) { /* the batch's loads don't wait for one another */\n"
+    "                u32 row[BATCH];\n"
+    "                float weight[BATCH], value[BATCH][VECTOR];\n"
     "#pragma unroll\n"
-    "                for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight, value[v], sum[v]);\n"
+    "                for (u32 j = 0; j < BATCH; j++) {\n"
+    "                    const u32 pair = token * K + (K % BATCH == 0 || first + j < K \? first + j : K - 1);\n"
+    "                    row[j] = a.pair_to_row \? (u32)a.pair_to_row[pair] : pair;\n"
+    "                    weight[j] = WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair);\n"
+    "                }\n"
+    "#pragma unroll\n"
+    "                for (u32 j = 0; j < BATCH; j++) /* a row that doesn't exist: another one, which isn't used */\n"
+    "                    load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)(row[j] < num_pairs \? row[j] : 0) * HIDDEN + column, value[j]);\n"
+    "#pragma unroll\n"
+    "                for (u32 j = 0; j < BATCH; j++) {\n"
+    "                    if (K % BATCH != 0 && first + j >= K) continue;\n"
+    "                    if (row[j] >= num_pairs) {\n"
+    "                        add_identity<OUT>(a.epilogue, a.router_weights, token * K + first + j, at, sum);\n"
+    "                        continue;\n"
+    "                    }\n"
+    "#pragma unroll\n"
+    "                    for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight[j], value[j][v], sum[v]);\n"
+    "                }\n"
     "            }\n"
     "            add_shared_and_residual<OUT>(a.epilogue, token, at, sum);\n"
     "        }\n"
@@ -3706,7 +3718,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_18},
     {"expand.cu", moer_source_19},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "76dd459b52d1f130d40e70feb0eb139d507d1cf534dab99a85522224985cf3f7";
+static const char moer_sources_digest[] = "bd433e6523af932394c5019a14cfd1623241c4a4771f59e0fbffcc048051bff1";
 
 /* ---- src/base.c ---- */
 /*
@@ -8068,6 +8080,7 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
     const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
     uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
     if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
+    if (routing->maps.expert_offsets != 0 && threads < layer->router.num_local_experts) threads = moer_divide_up(layer->router.num_local_experts, 32) * 32;
     if (threads < 32) threads = 32;
     if (threads > max_threads) threads = max_threads;
     moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route, &layer->router, num_tokens, routing);

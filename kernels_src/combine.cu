@@ -12,6 +12,8 @@
 #include "vector.h"
 #include "epilogue.h"
 
+#define BATCH (K < 8 ? K : 8)
+
 KERNEL(moe_route_combine, 128, moer_combine_args) {
     wait_for_previous_kernels();
     let_next_kernel_start();
@@ -24,19 +26,29 @@ KERNEL(moe_route_combine, 128, moer_combine_args) {
 #pragma unroll
         for (u32 v = 0; v < VECTOR; v++) sum[v] = 0.0f;
         if (token < num_valid) {
-#pragma unroll 4
-            for (u32 j = 0; j < K; j++) {
-                const u32 pair = token * K + j;
-                const u32 row = a.pair_to_row ? (u32)a.pair_to_row[pair] : pair;
-                if (row >= num_pairs) {
-                    add_identity<OUT>(a.epilogue, a.router_weights, pair, at, sum);
-                    continue;
-                }
-                float value[VECTOR];
-                load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)row * HIDDEN + column, value);
-                const float weight = WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair);
+#pragma unroll 1
+            for (u32 first = 0; first < K; first += BATCH) { /* the batch's loads don't wait for one another */
+                u32 row[BATCH];
+                float weight[BATCH], value[BATCH][VECTOR];
 #pragma unroll
-                for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight, value[v], sum[v]);
+                for (u32 j = 0; j < BATCH; j++) {
+                    const u32 pair = token * K + (K % BATCH == 0 || first + j < K ? first + j : K - 1);
+                    row[j] = a.pair_to_row ? (u32)a.pair_to_row[pair] : pair;
+                    weight[j] = WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair);
+                }
+#pragma unroll
+                for (u32 j = 0; j < BATCH; j++) /* a row that doesn't exist: another one, which isn't used */
+                    load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)(row[j] < num_pairs ? row[j] : 0) * HIDDEN + column, value[j]);
+#pragma unroll
+                for (u32 j = 0; j < BATCH; j++) {
+                    if (K % BATCH != 0 && first + j >= K) continue;
+                    if (row[j] >= num_pairs) {
+                        add_identity<OUT>(a.epilogue, a.router_weights, token * K + first + j, at, sum);
+                        continue;
+                    }
+#pragma unroll
+                    for (u32 v = 0; v < VECTOR; v++) sum[v] = f32_fma(weight[j], value[j][v], sum[v]);
+                }
             }
             add_shared_and_residual<OUT>(a.epilogue, token, at, sum);
         }

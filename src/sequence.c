@@ -50,6 +50,7 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
     const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
     uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
     if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
+    if (routing->maps.expert_offsets != 0 && threads < layer->router.num_local_experts) threads = moer_divide_up(layer->router.num_local_experts, 32) * 32;
     if (threads < 32) threads = 32;
     if (threads > max_threads) threads = max_threads;
     moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route, &layer->router, num_tokens, routing);
