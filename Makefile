@@ -45,6 +45,14 @@ build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetens
 demo: build/demo
 	@tools/with_nvrtc.sh build/demo
 
+# ---- the benchmark ----
+
+build/bench: bench/bench.c bench/floors.h examples/gpu.h moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ bench/bench.c $(LDLIBS)
+
+bench: build/bench
+	@tools/with_nvrtc.sh build/bench $(BENCH)
+
 # ---- tests ----
 
 include tests/emulation/emulation.mk
@@ -76,4 +84,4 @@ test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh demo test test-gpu clean
+.PHONY: all fresh demo bench test test-gpu clean

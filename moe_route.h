@@ -59,7 +59,8 @@ extern "C" {
      argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
-     its element size; x, y, rows and out also to the largest power of two up to 16 that divides a row's size in bytes.
+     its element size; x, y, rows, out, shared_output and residual also to the largest power of two up to 16 that divides a row's
+     size in bytes.
    - The caller owns all memory that it names. Weights and biases must stay valid for the layer's life, the arguments of a
      call until the work has finished on its stream.
    - After a layer is created no call allocates, synchronises, compiles or touches the disk: each one only launches
@@ -297,12 +298,15 @@ typedef enum moe_route_gate_up_order {
     MOE_ROUTE_GATE_UP_NO_GATE = 2     /* rows 0 to I-1 are up */
 } moe_route_gate_up_order;
 
-/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|. A NaN stays one. */
+/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|; RELU2 is rounded once. A NaN
+   stays one. */
 typedef enum moe_route_activation {
     MOE_ROUTE_ACTIVATION_SILU = 0,      /* z / (1 + exp(-alpha * z)) */
     MOE_ROUTE_ACTIVATION_GELU_TANH = 1, /* z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z^3))) */
     MOE_ROUTE_ACTIVATION_GELU_ERF = 2,  /* z / 2 * (1 + erf(z / sqrt(2))) */
-    MOE_ROUTE_ACTIVATION_RELU2 = 3      /* max(z, 0)^2 */
+    MOE_ROUTE_ACTIVATION_RELU2 = 3,     /* max(z, 0)^2 */
+    MOE_ROUTE_ACTIVATION_SITU = 4       /* situ_beta * tanh(z / situ_beta) / (1 + exp(-z)), and up becomes
+                                           situ_up_beta * tanh(up / situ_up_beta) before up_offset is added (Kimi-K3) */
 } moe_route_activation;
 
 typedef enum moe_route_clamp_position {
@@ -320,6 +324,7 @@ typedef struct moe_route_experts {
     moe_route_gate_up_order gate_up_order;
     moe_route_activation activation;
     float activation_alpha;           /* SILU's alpha; 0: 1. GPT-OSS: 1.702 */
+    float situ_beta, situ_up_beta;    /* SITU's, 0 or positive; 0: 1, and no change to up. Kimi-K3: 4 and 25 */
     float up_offset;                  /* GPT-OSS: 1 */
     float clamp;                      /* limit of the clamps, positive; 0: none. Without gate there is no up to clamp */
     moe_route_clamp_position clamp_position;
@@ -477,8 +482,8 @@ MOE_ROUTE_API moe_route_status moe_route_maps(const moe_route_layer *layer, cons
 
 typedef enum moe_route_matrix { MOE_ROUTE_MATRIX_GATE_UP = 0, MOE_ROUTE_MATRIX_DOWN = 1 } moe_route_matrix;
 
-/* One expert matmul: out[t, j] = W[ids[t, j]] @ x[t] (or x[t, j]) + bias, what ggml calls MUL_MAT_ID. Rows of padding
-   and of ids that aren't local are set to 0. */
+/* One expert matmul: out[t, j] = W[ids[t, j]] @ x[t] (or x[t, j]) + bias, what ggml calls MUL_MAT_ID: no activation,
+   no router weight. Rows of padding and of ids that aren't local are set to 0. */
 typedef struct moe_route_matmul_args {
     uint32_t num_tokens;
     moe_route_matrix matrix;
@@ -721,7 +726,7 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
-    float alpha, up_offset, clamp;             /* of the activation */
+    float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */
 } moer_matmul_args;
 
 /* What down.cu and combine.cu add beside the rows of experts (epilogue.h); null where there is none. */
@@ -1147,7 +1152,7 @@ struct moe_route_layer {
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
-    float alpha, up_offset, clamp;
+    float alpha, up_beta, up_offset, clamp; /* alpha is SILU's, or SITU's beta; up_beta 0: none */
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
@@ -1447,7 +1452,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */\n"
     "    unsigned int num_pairs;\n"
     "    unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */\n"
-    "    float alpha, up_offset, clamp;             /* of the activation */\n"
+    "    float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */\n"
     "} moer_matmul_args;\n"
     "\n"
     "/* What down.cu and combine.cu add beside the rows of experts (epilogue.h); null where there is none. */\n"
@@ -1676,6 +1681,7 @@ static const char *const moer_source_5[] = { /* activations.h */
     "#define MOER_GELU_TANH 1\n"
     "#define MOER_GELU_ERF 2\n"
     "#define MOER_RELU2 3\n"
+    "#define MOER_SITU 4\n"
     "#define MOER_CLAMP_NONE 0\n"
     "#define MOER_CLAMP_BEFORE 1 /* moe_route_clamp_position + 1 */\n"
     "#define MOER_CLAMP_AFTER 2\n"
@@ -1704,9 +1710,10 @@ static const char *const moer_source_5[] = { /* activations.h */
     "    return x < 0.0f \? MOER_MUL(density, p) : MOER_FMA(-density, p, 1.0f);\n"
     "}\n"
     "\n"
-    "/* The activation of x. `alpha` is SILU's. A NaN stays one.\n"
+    "/* The activation of x. `alpha` is SILU's, or SITU's beta. A NaN stays one.\n"
     "   SILU x sigmoid(alpha x); GELU_TANH x (1 + tanh(u)) / 2 = x sigmoid(2u), 2u = sqrt(8 / pi) (x + 0.044715 x^3): relative error\n"
     "   within 4 + 3 |v| units of 2^-24 from v = -87 on, v the argument of sigmoid, whose rounding is what v enters by.\n"
+    "   SITU alpha tanh(x / alpha) sigmoid(x): within 9 + 3 |x| units from x = -87 on.\n"
     "   GELU_ERF x moer_normal_cdf(x): within 8 units from x = -12.9 on. Below these x the result is 1e-35 |x| at most.\n"
     "   RELU2 is rounded once. */\n"
     "MOER_SCORE float moer_activation(int activation, float x, float alpha) {\n"
@@ -1714,6 +1721,7 @@ static const char *const moer_source_5[] = { /* activations.h */
     "    if (activation == MOER_SILU) return MOER_MUL(x, moer_sigmoid(MOER_MUL(alpha, x)));\n"
     "    if (activation == MOER_GELU_TANH) return MOER_MUL(x, moer_sigmoid(MOER_MUL(x, MOER_FMA(7.13548163e-2f, MOER_MUL(x, x), 1.59576912f))));\n"
     "    if (activation == MOER_GELU_ERF) return MOER_MUL(x, moer_normal_cdf(x));\n"
+    "    if (activation == MOER_SITU) return MOER_MUL(moer_softcap(x, alpha), moer_sigmoid(x));\n"
     "    return x > 0.0f \? MOER_MUL(x, x) : 0.0f;\n"
     "}\n"
     "\n"
@@ -1726,11 +1734,12 @@ static const char *const moer_source_5[] = { /* activations.h */
     "    return value;\n"
     "}\n"
     "\n"
-    "/* up's part of h. */\n"
-    "MOER_SCORE float moer_shifted_up(int clamp, float up, float offset, float limit) {\n"
+    "/* up's part of h. `beta` is SITU's for up, 0: none. */\n"
+    "MOER_SCORE float moer_shifted_up(int clamp, float up, float beta, float offset, float limit) {\n"
     "    float value = up;\n"
     "    if (clamp != MOER_CLAMP_NONE && value > limit) value = limit;\n"
     "    if (clamp != MOER_CLAMP_NONE && value < -limit) value = -limit;\n"
+    "    if (beta != 0.0f && value == value) value = moer_softcap(value, beta);\n"
     "    return MOER_ADD(value, offset);\n"
     "}\n",
     NULL};
@@ -3032,7 +3041,7 @@ static const char *const moer_source_13[] = { /* matmul.cu */
     "                for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
     "                if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
     "                if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));\n"
-    "                value = f32_mul(value, moer_shifted_up(CLAMP, up, a.up_offset, a.clamp));\n"
+    "                value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
     "            }\n"
     "            store_value(a.out, (u64)(OUT_BY_PAIR \? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);\n"
     "        }\n"
@@ -3213,7 +3222,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_15},
     {"expand.cu", moer_source_16},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "a73b8753835ec1b7131060e65ea02e1a2aacc20253306a7efc98bb961d29f3f4";
+static const char moer_sources_digest[] = "6ec5cae04bc5b2f595f2c6ca8ccd59631c3a0eeedea90c8b8d3ba2155fdc8320";
 
 /* ---- src/base.c ---- */
 /*
@@ -5900,6 +5909,7 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
 #define MOER_GELU_TANH 1
 #define MOER_GELU_ERF 2
 #define MOER_RELU2 3
+#define MOER_SITU 4
 #define MOER_CLAMP_NONE 0
 #define MOER_CLAMP_BEFORE 1 /* moe_route_clamp_position + 1 */
 #define MOER_CLAMP_AFTER 2
@@ -5928,9 +5938,10 @@ MOER_SCORE float moer_normal_cdf(float x) {
     return x < 0.0f ? MOER_MUL(density, p) : MOER_FMA(-density, p, 1.0f);
 }
 
-/* The activation of x. `alpha` is SILU's. A NaN stays one.
+/* The activation of x. `alpha` is SILU's, or SITU's beta. A NaN stays one.
    SILU x sigmoid(alpha x); GELU_TANH x (1 + tanh(u)) / 2 = x sigmoid(2u), 2u = sqrt(8 / pi) (x + 0.044715 x^3): relative error
    within 4 + 3 |v| units of 2^-24 from v = -87 on, v the argument of sigmoid, whose rounding is what v enters by.
+   SITU alpha tanh(x / alpha) sigmoid(x): within 9 + 3 |x| units from x = -87 on.
    GELU_ERF x moer_normal_cdf(x): within 8 units from x = -12.9 on. Below these x the result is 1e-35 |x| at most.
    RELU2 is rounded once. */
 MOER_SCORE float moer_activation(int activation, float x, float alpha) {
@@ -5938,6 +5949,7 @@ MOER_SCORE float moer_activation(int activation, float x, float alpha) {
     if (activation == MOER_SILU) return MOER_MUL(x, moer_sigmoid(MOER_MUL(alpha, x)));
     if (activation == MOER_GELU_TANH) return MOER_MUL(x, moer_sigmoid(MOER_MUL(x, MOER_FMA(7.13548163e-2f, MOER_MUL(x, x), 1.59576912f))));
     if (activation == MOER_GELU_ERF) return MOER_MUL(x, moer_normal_cdf(x));
+    if (activation == MOER_SITU) return MOER_MUL(moer_softcap(x, alpha), moer_sigmoid(x));
     return x > 0.0f ? MOER_MUL(x, x) : 0.0f;
 }
 
@@ -5950,11 +5962,12 @@ MOER_SCORE float moer_activated_gate(int activation, int clamp, float gate, floa
     return value;
 }
 
-/* up's part of h. */
-MOER_SCORE float moer_shifted_up(int clamp, float up, float offset, float limit) {
+/* up's part of h. `beta` is SITU's for up, 0: none. */
+MOER_SCORE float moer_shifted_up(int clamp, float up, float beta, float offset, float limit) {
     float value = up;
     if (clamp != MOER_CLAMP_NONE && value > limit) value = limit;
     if (clamp != MOER_CLAMP_NONE && value < -limit) value = -limit;
+    if (beta != 0.0f && value == value) value = moer_softcap(value, beta);
     return MOER_ADD(value, offset);
 }
 
@@ -6027,7 +6040,7 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
                     const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row));
-                    value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_offset, layer->clamp);
+                    value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_beta, layer->up_offset, layer->clamp);
                 }
                 moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);
             }
@@ -6957,14 +6970,20 @@ static moe_route_status moer_layer_check_activation(moe_route_layer *layer, cons
     moe_route_context *context = layer->context;
     if (experts->gate_up_order < MOE_ROUTE_GATE_UP_HALVES || experts->gate_up_order > MOE_ROUTE_GATE_UP_NO_GATE)
         return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0), INTERLEAVED (1) or NO_GATE (2)");
-    if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_RELU2)
-        return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2) or RELU2 (3)");
+    if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_SITU)
+        return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2), RELU2 (3) or SITU (4)");
     if (!moer_is_finite(experts->activation_alpha) || (experts->activation_alpha != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SILU))
         return moer_refuse_number(context, "experts.activation_alpha", experts->activation_alpha, "a finite number with SILU, 0 with others");
     layer->gated = experts->gate_up_order != MOE_ROUTE_GATE_UP_NO_GATE;
     layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
     layer->activation = experts->activation;
-    layer->alpha = experts->activation_alpha == 0.0f ? 1.0f : experts->activation_alpha;
+    if (!moer_is_positive(experts->situ_beta) || (experts->situ_beta != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SITU))
+        return moer_refuse_number(context, "experts.situ_beta", experts->situ_beta, "0 or a positive number with SITU, 0 with others");
+    if (!moer_is_positive(experts->situ_up_beta) || (experts->situ_up_beta != 0.0f && (experts->activation != MOE_ROUTE_ACTIVATION_SITU || !layer->gated)))
+        return moer_refuse_number(context, "experts.situ_up_beta", experts->situ_up_beta, "0 or a positive number with SITU and a gate, 0 with others");
+    layer->alpha = experts->activation == MOE_ROUTE_ACTIVATION_SITU ? experts->situ_beta : experts->activation_alpha;
+    if (layer->alpha == 0.0f) layer->alpha = 1.0f;
+    layer->up_beta = experts->situ_up_beta;
     if (!moer_is_finite(experts->up_offset) || (experts->up_offset != 0.0f && !layer->gated))
         return moer_refuse_number(context, "experts.up_offset", experts->up_offset, "a finite number, 0 without gate");
     if (!moer_is_positive(experts->clamp)) return moer_refuse_number(context, "experts.clamp", experts->clamp, "0 (none) or a positive number");
@@ -7520,6 +7539,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
     gate_up->num_pairs = num_pairs;
     gate_up->alpha = layer->alpha;
+    gate_up->up_beta = layer->up_beta;
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
     launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;

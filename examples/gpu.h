@@ -50,6 +50,8 @@ typedef struct CUstream_st *gpu_stream;    /* CUstream, cudaStream_t */
 typedef struct CUevent_st *gpu_event;      /* CUevent */
 typedef struct CUgraph_st *gpu_cu_graph;   /* CUgraph */
 typedef struct CUgraphExec_st *gpu_graph;  /* CUgraphExec: a graph that can be launched */
+typedef struct CUmod_st *gpu_module;       /* CUmodule */
+typedef struct CUfunc_st *gpu_kernel;      /* CUfunction */
 
 typedef struct gpu_device {
     char reason[256]; /* why the last call failed */
@@ -88,6 +90,10 @@ typedef struct gpu_device {
     int(GPU_CALL *cuGraphLaunch)(gpu_graph, gpu_stream);
     int(GPU_CALL *cuGraphExecDestroy)(gpu_graph);
     int(GPU_CALL *cuGraphDestroy)(gpu_cu_graph);
+    int(GPU_CALL *cuModuleLoadData)(gpu_module *, const void *);
+    int(GPU_CALL *cuModuleGetFunction)(gpu_kernel *, gpu_module, const char *);
+    int(GPU_CALL *cuModuleUnload)(gpu_module);
+    int(GPU_CALL *cuLaunchKernel)(gpu_kernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, gpu_stream, void **, void **);
 } gpu_device;
 
 typedef void (*gpu_function)(void);
@@ -129,6 +135,10 @@ static const gpu_symbol gpu_symbols[] = {
     {"cuGraphLaunch", offsetof(gpu_device, cuGraphLaunch), 0},
     {"cuGraphExecDestroy", offsetof(gpu_device, cuGraphExecDestroy), 0},
     {"cuGraphDestroy", offsetof(gpu_device, cuGraphDestroy), 0},
+    {"cuModuleLoadData", offsetof(gpu_device, cuModuleLoadData), 0},
+    {"cuModuleGetFunction", offsetof(gpu_device, cuModuleGetFunction), 0},
+    {"cuModuleUnload", offsetof(gpu_device, cuModuleUnload), 0},
+    {"cuLaunchKernel", offsetof(gpu_device, cuLaunchKernel), 0},
 };
 
 GPU_FUNCTION gpu_function gpu_find(void *library, const char *name) {
@@ -339,6 +349,33 @@ GPU_FUNCTION int gpu_graph_destroy(gpu_device *gpu, gpu_graph graph) {
     if (!graph) return 0;
     if (!gpu->cuGraphExecDestroy) return gpu_missing(gpu, "cuGraphExecDestroy");
     return gpu_result(gpu, "cuGraphExecDestroy", gpu->cuGraphExecDestroy(graph));
+}
+
+/* ---- kernels of one's own ---- */
+
+/* From PTX text or a cubin. */
+GPU_FUNCTION int gpu_module_load(gpu_device *gpu, gpu_module *module, const void *code) {
+    *module = NULL;
+    if (!gpu->cuModuleLoadData) return gpu_missing(gpu, "cuModuleLoadData");
+    return gpu_result(gpu, "cuModuleLoadData", gpu->cuModuleLoadData(module, code));
+}
+
+GPU_FUNCTION int gpu_module_kernel(gpu_device *gpu, gpu_module module, const char *name, gpu_kernel *kernel) {
+    *kernel = NULL;
+    if (!gpu->cuModuleGetFunction) return gpu_missing(gpu, "cuModuleGetFunction");
+    return gpu_result(gpu, "cuModuleGetFunction", gpu->cuModuleGetFunction(kernel, module, name));
+}
+
+GPU_FUNCTION int gpu_module_unload(gpu_device *gpu, gpu_module module) {
+    if (!module) return 0;
+    if (!gpu->cuModuleUnload) return gpu_missing(gpu, "cuModuleUnload");
+    return gpu_result(gpu, "cuModuleUnload", gpu->cuModuleUnload(module));
+}
+
+/* `arguments` points to the address of each argument. */
+GPU_FUNCTION int gpu_launch(gpu_device *gpu, gpu_kernel kernel, unsigned blocks, unsigned threads, gpu_stream stream, void **arguments) {
+    if (!gpu->cuLaunchKernel) return gpu_missing(gpu, "cuLaunchKernel");
+    return gpu_result(gpu, "cuLaunchKernel", gpu->cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL));
 }
 
 #endif /* GPU_H */

@@ -8,6 +8,7 @@
 #define MOER_GELU_TANH 1
 #define MOER_GELU_ERF 2
 #define MOER_RELU2 3
+#define MOER_SITU 4
 #define MOER_CLAMP_NONE 0
 #define MOER_CLAMP_BEFORE 1 /* moe_route_clamp_position + 1 */
 #define MOER_CLAMP_AFTER 2
@@ -36,9 +37,10 @@ MOER_SCORE float moer_normal_cdf(float x) {
     return x < 0.0f ? MOER_MUL(density, p) : MOER_FMA(-density, p, 1.0f);
 }
 
-/* The activation of x. `alpha` is SILU's. A NaN stays one.
+/* The activation of x. `alpha` is SILU's, or SITU's beta. A NaN stays one.
    SILU x sigmoid(alpha x); GELU_TANH x (1 + tanh(u)) / 2 = x sigmoid(2u), 2u = sqrt(8 / pi) (x + 0.044715 x^3): relative error
    within 4 + 3 |v| units of 2^-24 from v = -87 on, v the argument of sigmoid, whose rounding is what v enters by.
+   SITU alpha tanh(x / alpha) sigmoid(x): within 9 + 3 |x| units from x = -87 on.
    GELU_ERF x moer_normal_cdf(x): within 8 units from x = -12.9 on. Below these x the result is 1e-35 |x| at most.
    RELU2 is rounded once. */
 MOER_SCORE float moer_activation(int activation, float x, float alpha) {
@@ -46,6 +48,7 @@ MOER_SCORE float moer_activation(int activation, float x, float alpha) {
     if (activation == MOER_SILU) return MOER_MUL(x, moer_sigmoid(MOER_MUL(alpha, x)));
     if (activation == MOER_GELU_TANH) return MOER_MUL(x, moer_sigmoid(MOER_MUL(x, MOER_FMA(7.13548163e-2f, MOER_MUL(x, x), 1.59576912f))));
     if (activation == MOER_GELU_ERF) return MOER_MUL(x, moer_normal_cdf(x));
+    if (activation == MOER_SITU) return MOER_MUL(moer_softcap(x, alpha), moer_sigmoid(x));
     return x > 0.0f ? MOER_MUL(x, x) : 0.0f;
 }
 
@@ -58,10 +61,11 @@ MOER_SCORE float moer_activated_gate(int activation, int clamp, float gate, floa
     return value;
 }
 
-/* up's part of h. */
-MOER_SCORE float moer_shifted_up(int clamp, float up, float offset, float limit) {
+/* up's part of h. `beta` is SITU's for up, 0: none. */
+MOER_SCORE float moer_shifted_up(int clamp, float up, float beta, float offset, float limit) {
     float value = up;
     if (clamp != MOER_CLAMP_NONE && value > limit) value = limit;
     if (clamp != MOER_CLAMP_NONE && value < -limit) value = -limit;
+    if (beta != 0.0f && value == value) value = moer_softcap(value, beta);
     return MOER_ADD(value, offset);
 }

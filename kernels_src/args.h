@@ -77,7 +77,7 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     unsigned int num_pairs;
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
-    float alpha, up_offset, clamp;             /* of the activation */
+    float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */
 } moer_matmul_args;
 
 /* What down.cu and combine.cu add beside the rows of experts (epilogue.h); null where there is none. */

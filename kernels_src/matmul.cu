@@ -92,7 +92,7 @@ KERNEL(moe_route_matmul, WARPS * 32, moer_matmul_args) {
                 for (u32 w = 0; w < WARPS; w++) up = f32_add(up, partial[(w * 16 + c + 8) * PARTIAL_STRIDE + token]);
                 if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
                 if (BIAS) up = f32_add(up, load_value(a.bias, (u64)expert * ROWS + weight_row(tile, c + 8), BIAS));
-                value = f32_mul(value, moer_shifted_up(CLAMP, up, a.up_offset, a.clamp));
+                value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
             }
             store_value(a.out, (u64)(OUT_BY_PAIR ? (u32)a.row_to_pair[row] : row) * COLUMNS + column, OUT, value);
         }

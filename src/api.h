@@ -40,7 +40,8 @@ extern "C" {
      argument, its value and what is allowed.
    - Addresses are moe_route_address: device addresses (CUdeviceptr, or a cudaMalloc pointer cast to an integer) with a
      GPU context, host addresses with the CPU backend. Matrices are row-major and dense. An address must be aligned to
-     its element size; x, y, rows and out also to the largest power of two up to 16 that divides a row's size in bytes.
+     its element size; x, y, rows, out, shared_output and residual also to the largest power of two up to 16 that divides a row's
+     size in bytes.
    - The caller owns all memory that it names. Weights and biases must stay valid for the layer's life, the arguments of a
      call until the work has finished on its stream.
    - After a layer is created no call allocates, synchronises, compiles or touches the disk: each one only launches
@@ -278,12 +279,15 @@ typedef enum moe_route_gate_up_order {
     MOE_ROUTE_GATE_UP_NO_GATE = 2     /* rows 0 to I-1 are up */
 } moe_route_gate_up_order;
 
-/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|. A NaN stays one. */
+/* act(z), computed in f32: the same bits on every device, within 4 units of 2^-24 |z|; RELU2 is rounded once. A NaN
+   stays one. */
 typedef enum moe_route_activation {
     MOE_ROUTE_ACTIVATION_SILU = 0,      /* z / (1 + exp(-alpha * z)) */
     MOE_ROUTE_ACTIVATION_GELU_TANH = 1, /* z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z^3))) */
     MOE_ROUTE_ACTIVATION_GELU_ERF = 2,  /* z / 2 * (1 + erf(z / sqrt(2))) */
-    MOE_ROUTE_ACTIVATION_RELU2 = 3      /* max(z, 0)^2 */
+    MOE_ROUTE_ACTIVATION_RELU2 = 3,     /* max(z, 0)^2 */
+    MOE_ROUTE_ACTIVATION_SITU = 4       /* situ_beta * tanh(z / situ_beta) / (1 + exp(-z)), and up becomes
+                                           situ_up_beta * tanh(up / situ_up_beta) before up_offset is added (Kimi-K3) */
 } moe_route_activation;
 
 typedef enum moe_route_clamp_position {
@@ -301,6 +305,7 @@ typedef struct moe_route_experts {
     moe_route_gate_up_order gate_up_order;
     moe_route_activation activation;
     float activation_alpha;           /* SILU's alpha; 0: 1. GPT-OSS: 1.702 */
+    float situ_beta, situ_up_beta;    /* SITU's, 0 or positive; 0: 1, and no change to up. Kimi-K3: 4 and 25 */
     float up_offset;                  /* GPT-OSS: 1 */
     float clamp;                      /* limit of the clamps, positive; 0: none. Without gate there is no up to clamp */
     moe_route_clamp_position clamp_position;
@@ -458,8 +463,8 @@ MOE_ROUTE_API moe_route_status moe_route_maps(const moe_route_layer *layer, cons
 
 typedef enum moe_route_matrix { MOE_ROUTE_MATRIX_GATE_UP = 0, MOE_ROUTE_MATRIX_DOWN = 1 } moe_route_matrix;
 
-/* One expert matmul: out[t, j] = W[ids[t, j]] @ x[t] (or x[t, j]) + bias, what ggml calls MUL_MAT_ID. Rows of padding
-   and of ids that aren't local are set to 0. */
+/* One expert matmul: out[t, j] = W[ids[t, j]] @ x[t] (or x[t, j]) + bias, what ggml calls MUL_MAT_ID: no activation,
+   no router weight. Rows of padding and of ids that aren't local are set to 0. */
 typedef struct moe_route_matmul_args {
     uint32_t num_tokens;
     moe_route_matrix matrix;

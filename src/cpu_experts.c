@@ -75,7 +75,7 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
                     const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, up_row));
-                    value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_offset, layer->clamp);
+                    value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_beta, layer->up_offset, layer->clamp);
                 }
                 moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);
             }

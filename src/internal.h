@@ -392,7 +392,7 @@ struct moe_route_layer {
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
-    float alpha, up_offset, clamp;
+    float alpha, up_beta, up_offset, clamp; /* alpha is SILU's, or SITU's beta; up_beta 0: none */
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */

@@ -70,14 +70,20 @@ static moe_route_status moer_layer_check_activation(moe_route_layer *layer, cons
     moe_route_context *context = layer->context;
     if (experts->gate_up_order < MOE_ROUTE_GATE_UP_HALVES || experts->gate_up_order > MOE_ROUTE_GATE_UP_NO_GATE)
         return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "HALVES (0), INTERLEAVED (1) or NO_GATE (2)");
-    if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_RELU2)
-        return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2) or RELU2 (3)");
+    if (experts->activation < MOE_ROUTE_ACTIVATION_SILU || experts->activation > MOE_ROUTE_ACTIVATION_SITU)
+        return moer_refuse(context, "experts.activation", (unsigned long long)experts->activation, "SILU (0), GELU_TANH (1), GELU_ERF (2), RELU2 (3) or SITU (4)");
     if (!moer_is_finite(experts->activation_alpha) || (experts->activation_alpha != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SILU))
         return moer_refuse_number(context, "experts.activation_alpha", experts->activation_alpha, "a finite number with SILU, 0 with others");
     layer->gated = experts->gate_up_order != MOE_ROUTE_GATE_UP_NO_GATE;
     layer->interleaved = experts->gate_up_order == MOE_ROUTE_GATE_UP_INTERLEAVED;
     layer->activation = experts->activation;
-    layer->alpha = experts->activation_alpha == 0.0f ? 1.0f : experts->activation_alpha;
+    if (!moer_is_positive(experts->situ_beta) || (experts->situ_beta != 0.0f && experts->activation != MOE_ROUTE_ACTIVATION_SITU))
+        return moer_refuse_number(context, "experts.situ_beta", experts->situ_beta, "0 or a positive number with SITU, 0 with others");
+    if (!moer_is_positive(experts->situ_up_beta) || (experts->situ_up_beta != 0.0f && (experts->activation != MOE_ROUTE_ACTIVATION_SITU || !layer->gated)))
+        return moer_refuse_number(context, "experts.situ_up_beta", experts->situ_up_beta, "0 or a positive number with SITU and a gate, 0 with others");
+    layer->alpha = experts->activation == MOE_ROUTE_ACTIVATION_SITU ? experts->situ_beta : experts->activation_alpha;
+    if (layer->alpha == 0.0f) layer->alpha = 1.0f;
+    layer->up_beta = experts->situ_up_beta;
     if (!moer_is_finite(experts->up_offset) || (experts->up_offset != 0.0f && !layer->gated))
         return moer_refuse_number(context, "experts.up_offset", experts->up_offset, "a finite number, 0 without gate");
     if (!moer_is_positive(experts->clamp)) return moer_refuse_number(context, "experts.clamp", experts->clamp, "0 (none) or a positive number");

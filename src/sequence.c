@@ -172,6 +172,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
     gate_up->num_pairs = num_pairs;
     gate_up->alpha = layer->alpha;
+    gate_up->up_beta = layer->up_beta;
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
     launch->weight_bytes = moer_matrix_bytes(&layer->gate_up) * distinct;

@@ -18,6 +18,10 @@ static double activation_f64(int activation, double x, double alpha, double *arg
     *argument = activation == MOER_SILU ? alpha * x : sqrt(8 / 3.14159265358979323846) * (x + 0.044715 * x * x * x);
     if (activation == MOER_GELU_ERF) return x * erfc(-x / sqrt(2.0)) / 2;
     if (activation == MOER_RELU2) return x > 0 ? x * x : 0;
+    if (activation == MOER_SITU) {
+        *argument = x;
+        return alpha * tanh(x / alpha) / (1 + exp(-x));
+    }
     return x / (1 + exp(-*argument));
 }
 
@@ -37,8 +41,8 @@ TEST(activations_are_as_accurate_as_they_say) {
     int activation;
     random_seed(&random, seed);
     for (n = 0; n < (small_size ? 100000 : 2000000); n++) {
-        const float x = random_argument(&random), alpha = n % 3 ? 1.0f : 1.702f;
-        for (activation = MOER_SILU; activation <= MOER_RELU2; activation++) {
+        const float x = random_argument(&random), alpha = n % 3 ? 1.0f : n % 2 ? 1.702f : 4.0f;
+        for (activation = MOER_SILU; activation <= MOER_SITU; activation++) {
             double argument, relative;
             const double want = activation_f64(activation, (double)x, (double)alpha, &argument), got = (double)moer_activation(activation, x, alpha), error = fabs(got - want);
             if (activation == MOER_RELU2) {
@@ -49,7 +53,7 @@ TEST(activations_are_as_accurate_as_they_say) {
                        (double)alpha, got, want))
                 return;
             if (activation == MOER_GELU_ERF ? x < -12.9f : argument < -87) continue;
-            relative = activation == MOER_GELU_ERF ? 8 : 4 + 3 * fabs(argument);
+            relative = activation == MOER_GELU_ERF ? 8 : (activation == MOER_SITU ? 9 : 4) + 3 * fabs(argument);
             if (!CHECK(error <= relative * unit * fmax(fabs(want), least), "seed %llu: activation %d of %.9g (alpha %g) is %.9g instead of %.9g", (unsigned long long)seed, activation, (double)x,
                        (double)alpha, got, want))
                 return;
@@ -60,25 +64,27 @@ TEST(activations_are_as_accurate_as_they_say) {
 TEST(activations_keep_their_edges) {
     static const float large[] = {1e10f, 1e20f, 3.4e38f};
     int activation, i;
-    for (activation = MOER_SILU; activation <= MOER_RELU2; activation++) {
+    for (activation = MOER_SILU; activation <= MOER_SITU; activation++) {
         const float nan = moer_f32_from_bits(0x7fc00000u), inf = moer_f32_from_bits(MOER_INFINITY_BITS);
         const float of_nan = moer_activation(activation, nan, 1.0f), of_inf = moer_activation(activation, inf, 1.0f);
         CHECK(of_nan != of_nan, "activation %d of NaN is %g", activation, (double)of_nan);
-        CHECK(of_inf == inf, "activation %d of +inf is %g", activation, (double)of_inf);
+        CHECK(of_inf == (activation == MOER_SITU ? 1.0f : inf), "activation %d of +inf is %g", activation, (double)of_inf);
         CHECK(moer_activation(activation, 0.0f, 1.0f) == 0.0f, "activation %d of 0", activation);
         for (i = 0; i < 3; i++) {
             CHECK(moer_activation(activation, -large[i], 1.0f) == 0.0f, "activation %d of %g is %g", activation, (double)-large[i], (double)moer_activation(activation, -large[i], 1.0f));
-            CHECK(activation == MOER_RELU2 || moer_activation(activation, large[i], 1.0f) == large[i], "activation %d of %g", activation, (double)large[i]);
+            CHECK(activation >= MOER_RELU2 || moer_activation(activation, large[i], 1.0f) == large[i], "activation %d of %g", activation, (double)large[i]);
         }
     }
     CHECK(moer_activated_gate(MOER_SILU, MOER_CLAMP_BEFORE, moer_f32_from_bits(0x7fc00000u), 1.0f, 7.0f) != 7.0f, "a clamp hides a NaN");
-    CHECK(moer_shifted_up(MOER_CLAMP_AFTER, moer_f32_from_bits(0x7fc00000u), 1.0f, 7.0f) != 8.0f, "a clamp hides a NaN");
+    CHECK(moer_shifted_up(MOER_CLAMP_AFTER, moer_f32_from_bits(0x7fc00000u), 0.0f, 1.0f, 7.0f) != 8.0f, "a clamp hides a NaN");
+    CHECK(moer_shifted_up(MOER_CLAMP_NONE, moer_f32_from_bits(MOER_INFINITY_BITS), 25.0f, 1.0f, 0.0f) == 26.0f, "tanh of +inf");
+    CHECK(moer_shifted_up(MOER_CLAMP_NONE, -3.0e38f, 25.0f, 1.0f, 0.0f) == -24.0f, "tanh of a large number");
 }
 
 /* ---- the same bits on every device ---- */
 
 /* A layer that shows its activation: gate is x itself, up a bias, and y is h. E and k are 1. */
-static void check_bits(moe_route_activation activation, moe_route_gate_up_order order, float alpha, float offset, float clamp, moe_route_clamp_position position, uint64_t salt) {
+static void check_bits(moe_route_activation activation, moe_route_gate_up_order order, float alpha, float up_beta, float offset, float clamp, moe_route_clamp_position position, uint64_t salt) {
     enum { SIZE = 32, TOKENS = 64 };
     static float gate_up[2 * SIZE * SIZE], down[SIZE * SIZE], bias[2 * SIZE], x[TOKENS * SIZE], y[TOKENS * SIZE];
     static int32_t ids[TOKENS];
@@ -121,7 +127,9 @@ static void check_bits(moe_route_activation activation, moe_route_gate_up_order 
     desc.experts.down.data = b[1].address;
     desc.experts.gate_up_order = order;
     desc.experts.activation = activation;
-    desc.experts.activation_alpha = alpha;
+    if (activation == MOE_ROUTE_ACTIVATION_SITU) desc.experts.situ_beta = alpha;
+    else desc.experts.activation_alpha = alpha;
+    desc.experts.situ_up_beta = up_beta;
     desc.experts.up_offset = offset;
     desc.experts.clamp = clamp;
     desc.experts.clamp_position = position;
@@ -150,7 +158,7 @@ static void check_bits(moe_route_activation activation, moe_route_gate_up_order 
         device_download(&device, y, &b[6], sizeof y);
         for (i = 0; i < TOKENS * SIZE; i++) {
             float want = moer_activated_gate((int)activation, kind, x[i], alpha == 0 ? 1 : alpha, clamp);
-            if (gated) want *= moer_shifted_up(kind, bias[interleaved ? i % SIZE * 2 + 1 : SIZE + i % SIZE], offset, clamp);
+            if (gated) want *= moer_shifted_up(kind, bias[interleaved ? i % SIZE * 2 + 1 : SIZE + i % SIZE], up_beta, offset, clamp);
             want += 0.0f; /* -0 as the sums leave it */
             if (!CHECK(moer_f32_bits(y[i]) == moer_f32_bits(want), "seed %llu: activation %d order %d alpha %g offset %g clamp %g %d: of %.9g is %.9g instead of %.9g", (unsigned long long)seed,
                        (int)activation, (int)order, (double)alpha, (double)offset, (double)clamp, (int)position, (double)x[i], (double)y[i], (double)want))
@@ -165,13 +173,14 @@ static void check_bits(moe_route_activation activation, moe_route_gate_up_order 
 TEST(activations_have_the_same_bits_on_every_device) {
     uint32_t salt = 0;
     int activation;
-    for (activation = MOE_ROUTE_ACTIVATION_SILU; activation <= MOE_ROUTE_ACTIVATION_RELU2; activation++) {
-        check_bits((moe_route_activation)activation, MOE_ROUTE_GATE_UP_HALVES, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, salt++);
-        check_bits((moe_route_activation)activation, MOE_ROUTE_GATE_UP_NO_GATE, 0, 0, 5, MOE_ROUTE_CLAMP_AFTER, salt++);
+    for (activation = MOE_ROUTE_ACTIVATION_SILU; activation <= MOE_ROUTE_ACTIVATION_SITU; activation++) {
+        check_bits((moe_route_activation)activation, MOE_ROUTE_GATE_UP_HALVES, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, salt++);
+        check_bits((moe_route_activation)activation, MOE_ROUTE_GATE_UP_NO_GATE, 0, 0, 0, 5, MOE_ROUTE_CLAMP_AFTER, salt++);
     }
-    check_bits(MOE_ROUTE_ACTIVATION_SILU, MOE_ROUTE_GATE_UP_INTERLEAVED, 1.702f, 1, 7, MOE_ROUTE_CLAMP_BEFORE, salt++);
-    check_bits(MOE_ROUTE_ACTIVATION_SILU, MOE_ROUTE_GATE_UP_HALVES, 0, 0, 7, MOE_ROUTE_CLAMP_AFTER, salt++);
-    check_bits(MOE_ROUTE_ACTIVATION_SILU, MOE_ROUTE_GATE_UP_NO_GATE, 0.5f, 0, 3, MOE_ROUTE_CLAMP_BEFORE, salt++);
+    check_bits(MOE_ROUTE_ACTIVATION_SILU, MOE_ROUTE_GATE_UP_INTERLEAVED, 1.702f, 0, 1, 7, MOE_ROUTE_CLAMP_BEFORE, salt++);
+    check_bits(MOE_ROUTE_ACTIVATION_SILU, MOE_ROUTE_GATE_UP_HALVES, 0, 0, 0, 7, MOE_ROUTE_CLAMP_AFTER, salt++);
+    check_bits(MOE_ROUTE_ACTIVATION_SILU, MOE_ROUTE_GATE_UP_NO_GATE, 0.5f, 0, 0, 3, MOE_ROUTE_CLAMP_BEFORE, salt++);
+    check_bits(MOE_ROUTE_ACTIVATION_SITU, MOE_ROUTE_GATE_UP_HALVES, 4, 25, 1, 0, MOE_ROUTE_CLAMP_BEFORE, salt++);
 }
 
 int main(int argc, char **argv) {

@@ -1,7 +1,6 @@
 /*
   test_blocks.c: whole MoE blocks of Hugging Face transformers, from tests/data: the layer gives their output, in every dtype.
-  What lies before this library, the router's matmul and the shared expert, is computed plainly here, as are routers that
-  the layer is given ids for.
+  What lies outside this library, the router's matmul and the shared expert, is computed plainly here.
   TEST_DEVICE chooses the device, TEST_SIZE=small a selection for slow (emulated) devices.
 */
 #define MOE_ROUTE_IMPLEMENTATION
@@ -22,31 +21,27 @@ static safetensors_file file;
 
 typedef struct block {
     const char *name;
-    uint32_t num_experts, top_k; /* of the router, identity experts included */
     const char *gate, *gate_bias;/* of the router's matmul */
     const char *selection_bias;
     const char *shared;          /* the shared expert's matrices without _proj.weight, or NULL */
     int transposed;              /* expert matrices are stored [E, in, out] */
     int biases;                  /* of the experts */
     int interleaved;
-    moe_route_weight weight;
-    moe_route_renormalize renormalize;
-    float scale;
-    int given;                   /* 0: the layer routes */
+    moe_route_router router;
     model_choices choices;
 } block;
 
-#define PLAIN {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0}
-static const block mixtral = {"mixtral", 8, 2, "gate.weight", NULL, NULL, NULL, 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, PLAIN};
-static const block qwen3_moe = {"qwen3_moe", 8, 4, "gate.weight", NULL, NULL, NULL, 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_SUM, 0, 0, PLAIN};
-static const block gpt_oss = {"gpt_oss", 8, 4, "router.weight", "router.bias", NULL, NULL, 1, 1, 1, MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, MOE_ROUTE_RENORMALIZE_NONE, 0, 0,
-                              {MOE_ROUTE_ACTIVATION_SILU, 0, 1.702f, 1, 7, MOE_ROUTE_CLAMP_BEFORE, 0, 0}};
-static const block longcat_flash = {"longcat_flash", 12, 4, "router.classifier.weight", NULL, "router.e_score_correction_bias", NULL, 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 6, 0,
-                                    {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 4}};
-static const block deepseek_v3 = {"deepseek_v3", 16, 4, "gate.weight", NULL, "gate.e_score_correction_bias", "shared_experts", 0, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 1, PLAIN};
-static const block llama4 = {"llama4", 8, 1, "router.weight", NULL, NULL, "shared_expert", 1, 0, 0, MOE_ROUTE_WEIGHT_SCORE, MOE_ROUTE_RENORMALIZE_NONE, 0, 1,
-                             {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 1, 0}};
-#undef PLAIN
+static const block mixtral = {.name = "mixtral", .gate = "gate.weight", .router = {.num_experts = 8, .top_k = 2, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}};
+static const block qwen3_moe = {.name = "qwen3_moe", .gate = "gate.weight", .router = {.num_experts = 8, .top_k = 4, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}};
+static const block gpt_oss = {.name = "gpt_oss", .gate = "router.weight", .gate_bias = "router.bias", .transposed = 1, .biases = 1, .interleaved = 1,
+                              .router = {.num_experts = 8, .top_k = 4, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED}, .choices = {.alpha = 1.702f, .up_offset = 1, .clamp = 7}};
+static const block deepseek_v3 = {.name = "deepseek_v3", .gate = "gate.weight", .selection_bias = "gate.e_score_correction_bias", .shared = "shared_experts",
+                                  .router = {.num_experts = 16, .top_k = 4, .score = MOE_ROUTE_SCORE_SIGMOID, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 4, .topk_groups = 2,
+                                             .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 2.5f}};
+static const block llama4 = {.name = "llama4", .gate = "router.weight", .shared = "shared_expert", .transposed = 1,
+                             .router = {.num_experts = 8, .top_k = 1, .weight = MOE_ROUTE_WEIGHT_SIGMOID_SELECTED}, .choices = {.weight_on_input = 1}};
+static const block longcat_flash = {.name = "longcat_flash", .gate = "router.classifier.weight", .selection_bias = "router.e_score_correction_bias",
+                                    .router = {.num_experts = 12, .top_k = 4, .scale = 6}, .choices = {.num_identity = 4}};
 
 static const float *find(const block *b, const char *tensor) {
     char name[128];
@@ -57,7 +52,7 @@ static const float *find(const block *b, const char *tensor) {
     return (const float *)found->data;
 }
 
-/* ---- what lies before the layer ---- */
+/* ---- what lies outside the layer ---- */
 
 /* out[t] = matrix @ x[t] + bias; `bias` may be NULL. */
 static float *multiply(const float *matrix, const float *bias, const float *x, uint32_t rows, uint32_t inner) {
@@ -88,55 +83,6 @@ static float *shared_expert(const block *b, const float *x) {
     return out;
 }
 
-static uint32_t largest(const double *values, uint32_t count) {
-    uint32_t i, best = 0;
-    for (i = 1; i < count; i++)
-        if (values[i] > values[best]) best = i;
-    return best;
-}
-
-/* Sigmoid scores; groups of 4 experts, of which the 2 with the largest sum of their best two biased scores stay; the 4 experts
-   of the largest biased scores; their scores divided by their sum, times 2.5. */
-static void route_deepseek_v3(const float *logits, const float *bias, int32_t *ids, float *weights) {
-    double score[16], biased[16], group[4], sum = 0;
-    uint32_t e, g, j, kept = 0;
-    for (e = 0; e < 16; e++) {
-        score[e] = 1 / (1 + exp(-(double)logits[e]));
-        biased[e] = score[e] + (double)bias[e];
-    }
-    for (g = 0; g < 4; g++) {
-        double rest[4];
-        memcpy(rest, biased + g * 4, sizeof rest);
-        e = largest(rest, 4);
-        group[g] = rest[e];
-        rest[e] = -HUGE_VAL;
-        group[g] += rest[largest(rest, 4)];
-    }
-    for (j = 0; j < 2; j++) {
-        g = largest(group, 4);
-        group[g] = -HUGE_VAL;
-        kept |= 1u << g;
-    }
-    for (e = 0; e < 16; e++)
-        if (!(kept >> (e / 4) & 1)) biased[e] = -HUGE_VAL;
-    for (j = 0; j < 4; j++) {
-        e = largest(biased, 16);
-        biased[e] = -HUGE_VAL;
-        ids[j] = (int32_t)e;
-        sum += score[e];
-    }
-    for (j = 0; j < 4; j++) weights[j] = (float)(score[ids[j]] / sum * 2.5);
-}
-
-/* The expert of the largest logit, and that logit's sigmoid. */
-static void route_llama4(const float *logits, int32_t *ids, float *weights) {
-    double values[8];
-    uint32_t e;
-    for (e = 0; e < 8; e++) values[e] = (double)logits[e];
-    ids[0] = (int32_t)largest(values, 8);
-    weights[0] = (float)(1 / (1 + exp(-values[ids[0]])));
-}
-
 /* ---- the layer ---- */
 
 /* An expert matrix [E, rows, inner] as `storage`, on the device. */
@@ -156,35 +102,30 @@ static device_buffer expert_matrix(const block *b, const char *name, uint32_t nu
 }
 
 static void check_block(const block *b, moe_route_dtype dtype, moe_route_format format, double bound) {
-    const uint32_t num_real = b->num_experts - b->choices.num_identity;
+    const uint32_t num_experts = b->router.num_experts, num_real = num_experts - b->choices.num_identity;
     const quantize_dtype storage = format == MOE_ROUTE_FORMAT_F32 ? QUANTIZE_F32 : format == MOE_ROUTE_FORMAT_F16 ? QUANTIZE_F16 : QUANTIZE_BF16;
     const float *x = find(b, "x"), *y = find(b, "y");
     void *stored_x = model_alloc(TOKENS * HIDDEN * 4), *stored_shared = model_alloc(TOKENS * HIDDEN * 4);
-    int32_t *ids = (int32_t *)model_alloc((size_t)TOKENS * b->top_k * 4);
-    float *weights = (float *)model_alloc((size_t)TOKENS * b->top_k * 4), *logits = multiply(find(b, b->gate), b->gate_bias ? find(b, b->gate_bias) : NULL, x, b->num_experts, HIDDEN);
+    float *logits = multiply(find(b, b->gate), b->gate_bias ? find(b, b->gate_bias) : NULL, x, num_experts, HIDDEN);
     device_buffer bias;
     model m;
     model_input input;
     moe_route_layer_desc desc;
-    uint32_t t;
     memset(&m, 0, sizeof m);
     memset(&input, 0, sizeof input);
     memset(&bias, 0, sizeof bias);
-    m.spec.num_experts = b->num_experts;
-    m.spec.top_k = b->top_k;
+    m.spec.num_experts = num_experts;
+    m.spec.top_k = b->router.top_k;
     m.spec.hidden_size = HIDDEN;
     m.spec.intermediate_size = COLUMNS;
     m.spec.dtype = dtype;
     m.spec.format = format;
     m.spec.interleaved = b->interleaved;
     m.spec.choices = b->choices;
-    m.spec.operations = b->given ? MOE_ROUTE_OPERATION_EXPERTS : MOE_ROUTE_OPERATION_LAYER;
     model_describe(&m.spec, &desc);
-    desc.router.weight = b->weight;
-    desc.router.renormalize = b->renormalize;
-    desc.router.scale = b->scale;
+    desc.router = b->router;
     if (b->selection_bias) {
-        bias = device_create_from(&device, find(b, b->selection_bias), (size_t)b->num_experts * 4);
+        bias = device_create_from(&device, find(b, b->selection_bias), (size_t)num_experts * 4);
         desc.router.selection_bias = bias.address;
     }
     m.gate_up.data_buffer = expert_matrix(b, "experts.gate_up_proj", num_real, 2 * COLUMNS, HIDDEN, storage);
@@ -201,15 +142,7 @@ static void check_block(const block *b, moe_route_dtype dtype, moe_route_format 
     quantize_convert(stored_x, model_storage(dtype), x, QUANTIZE_F32, TOKENS * HIDDEN);
     input.num_tokens = TOKENS;
     input.x = stored_x;
-    input.logits = b->given ? NULL : logits;
-    if (b->given) {
-        for (t = 0; t < TOKENS; t++) {
-            if (b == &llama4) route_llama4(logits + t * 8, ids + t, weights + t);
-            else route_deepseek_v3(logits + t * 16, find(b, b->selection_bias), ids + t * 4, weights + t * 4);
-        }
-        input.ids = ids;
-        input.weights = weights;
-    }
+    input.logits = logits;
     if (b->shared) {
         float *shared = shared_expert(b, x);
         quantize_convert(stored_shared, model_storage(dtype), shared, QUANTIZE_F32, TOKENS * HIDDEN);
@@ -228,8 +161,6 @@ static void check_block(const block *b, moe_route_dtype dtype, moe_route_format 
     if (bias.address) device_destroy(&device, &bias);
     free(stored_x);
     free(stored_shared);
-    free(ids);
-    free(weights);
     free(logits);
 }
 

@@ -282,6 +282,115 @@ TEST(one_rank_adds_identity_experts) {
     model_destroy(&device, &whole);
 }
 
+/* Router weights of 16 bits count as the numbers that they stand for, wherever they are read. */
+TEST(router_weights_may_be_16_bit) {
+    uint32_t i, n, d;
+    for (i = 0; i < NUM_EPILOGUE_CASES; i++)
+        for (d = 0; d < 2; d++)
+            for (n = 0; n < (small_size ? 1u : 2u); n++) {
+                const moe_route_dtype dtype = d ? MOE_ROUTE_F16 : MOE_ROUTE_BF16;
+                const uint32_t num_tokens = n ? 150 : 7;
+                model_spec spec = choice_cases[epilogue_cases[i]].spec;
+                const size_t pairs = (size_t)num_tokens * spec.top_k;
+                model m;
+                model_input input;
+                model_call call;
+                model_output want, got;
+                moe_route_layer *layer = NULL;
+                moe_route_layer_desc desc;
+                device_buffer stored;
+                test_random random;
+                float *logits, *weights = (float *)model_alloc(pairs * 4);
+                int32_t *ids = (int32_t *)model_alloc(pairs * 4);
+                void *x, *weights_16;
+                size_t p;
+                random_seed(&random, seed * 100 + 45 + i);
+                spec.max_tokens = num_tokens;
+                spec.operations = MOE_ROUTE_OPERATION_EXPERTS;
+                model_create(&device, &spec, seed * 100 + 95 + i, &m);
+                model_random_input(&random, &spec, num_tokens, &input, &logits, &x);
+                weights_16 = model_random_array(&random, pairs, dtype, 1.0f, weights);
+                for (p = 0; p < pairs; p++) ids[p] = (int32_t)random_below(&random, spec.num_experts);
+                input.logits = NULL;
+                input.ids = ids;
+                input.weights = weights;
+                CHECK(model_run(&device, &m, &input, &want) == MOE_ROUTE_OK, "%s", device_message(&device));
+                model_describe(&spec, &desc);
+                desc.router.weights_dtype = dtype;
+                desc.experts.gate_up.data = m.gate_up.data_buffer.address;
+                desc.experts.gate_up.scales = m.gate_up.scales_buffer.address;
+                desc.experts.gate_up.bias = m.gate_up.bias_buffer.address;
+                desc.experts.down.data = m.down.data_buffer.address;
+                desc.experts.down.scales = m.down.scales_buffer.address;
+                desc.experts.down.bias = m.down.bias_buffer.address;
+                CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+                model_call_create(&device, &m, &input, &call);
+                stored = device_create_from(&device, weights_16, pairs * 2);
+                call.args.weights = stored.address;
+                CHECK(moe_route_layer_run(layer, &call.args) == MOE_ROUTE_OK, "%s", device_message(&device));
+                model_call_fetch(&device, &m, &call, &got);
+                CHECK_BYTES(got.y, want.y, call.y.size, "y with 16-bit router weights");
+                model_call_destroy(&device, &call);
+                device_destroy(&device, &stored);
+                moe_route_layer_destroy(layer);
+                model_output_free(&want);
+                model_output_free(&got);
+                free(logits);
+                free(weights);
+                free(ids);
+                free(x);
+                free(weights_16);
+                model_destroy(&device, &m);
+            }
+}
+
+/* Identity experts come before those that skip, which add nothing even where given weights aren't 0. */
+TEST(skip_experts_come_last) {
+    model_spec spec = choice_cases[8].spec; /* 8 experts with weights, 4 without */
+    model m;
+    model_input input;
+    model_call call;
+    model_output output;
+    moe_route_layer *layer = NULL;
+    moe_route_layer_desc desc;
+    test_random random;
+    float *logits, weights[6 * 4];
+    int32_t ids[6 * 4];
+    void *x;
+    uint32_t i;
+    double error;
+    random_seed(&random, seed * 100 + 48);
+    spec.max_tokens = 6;
+    spec.operations = MOE_ROUTE_OPERATION_EXPERTS;
+    model_create(&device, &spec, seed * 100 + 98, &m);
+    model_random_input(&random, &spec, 6, &input, &logits, &x);
+    for (i = 0; i < 24; i++) {
+        ids[i] = i < 16 ? (int32_t)(random_below(&random, 6) + 8) : (int32_t)random_below(&random, 14); /* 12 and 13 skip */
+        weights[i] = random_normal(&random);
+    }
+    input.logits = NULL;
+    input.ids = ids;
+    input.weights = weights;
+    model_describe(&spec, &desc);
+    desc.router.num_experts += 2;
+    desc.router.num_skip_experts = 2;
+    desc.experts.gate_up.data = m.gate_up.data_buffer.address;
+    desc.experts.down.data = m.down.data_buffer.address;
+    if (CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device))) {
+        model_call_create(&device, &m, &input, &call);
+        CHECK(moe_route_layer_run(layer, &call.args) == MOE_ROUTE_OK, "%s", device_message(&device));
+        model_call_fetch(&device, &m, &call, &output);
+        error = model_error(&m, &input, &output, 0, 6); /* for m the ids 12 and 13 are out of range */
+        CHECK(error <= model_bound(spec.dtype), "seed %llu: relative error %.3g", (unsigned long long)seed, error);
+        model_call_destroy(&device, &call);
+        model_output_free(&output);
+    }
+    moe_route_layer_destroy(layer);
+    free(logits);
+    free(x);
+    model_destroy(&device, &m);
+}
+
 /* ---- the combine on its own ---- */
 
 static void check_combine(moe_route_dtype dtype, uint32_t hidden, uint32_t num_tokens, int weight_on_input, uint64_t salt) {
@@ -439,6 +548,8 @@ int main(int argc, char **argv) {
     RUN(rows_do_not_depend_on_the_batch);
     RUN(padding_gets_nothing);
     RUN(one_rank_adds_identity_experts);
+    RUN(router_weights_may_be_16_bit);
+    RUN(skip_experts_come_last);
     RUN(combine_adds_everything);
     RUN(combine_of_weighted_rows_needs_no_weights);
     device_close(&device);

@@ -71,7 +71,7 @@ TEST(layer_matches_its_definition) {
 /* The bounds are tight enough to tell every choice from its neighbours: a result within the bound of one is outside that of
    each other. */
 TEST(layer_heeds_every_choice) {
-    enum { NUM_OTHERS = 11 };
+    enum { NUM_OTHERS = 13 };
     uint32_t i, n;
     for (i = 0; i < NUM_CASES(choice_cases); i++) {
         model_spec spec = choice_cases[i].spec;
@@ -92,18 +92,20 @@ TEST(layer_heeds_every_choice) {
         CHECK(model_run(&device, &m, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
         CHECK(model_error(&m, &input, &output, 0, 16) <= model_bound(spec.dtype), "choices %u: relative error %.3g", i, model_error(&m, &input, &output, 0, 16));
         for (n = 0; n < NUM_OTHERS; n++) {
-            static const char *const names[NUM_OTHERS] = {"SILU", "GELU_TANH", "GELU_ERF", "RELU2", "alpha", "up_offset", "clamp", "clamp_position", "weight_on_input", "num_identity", "interleaved"};
+            static const char *const names[NUM_OTHERS] = {"SILU", "GELU_TANH", "GELU_ERF", "RELU2", "SITU", "alpha", "up_offset", "clamp", "clamp_position", "weight_on_input", "num_identity",
+                                                            "interleaved", "situ_up_beta"};
             model other = m;
             model_choices *o = &other.spec.choices;
             double error;
-            if (n < 4) o->activation = (moe_route_activation)n;
-            if (n == 4) o->alpha = 0;
-            if (n == 5) o->up_offset = 0;
-            if (n == 6) o->clamp = 0;
-            if (n == 7 && c->clamp != 0) o->clamp_position = c->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? MOE_ROUTE_CLAMP_AFTER : MOE_ROUTE_CLAMP_BEFORE;
-            if (n == 8) o->weight_on_input = !c->weight_on_input;
-            if (n == 9) o->num_identity = 0;
-            if (n == 10 && !c->no_gate) other.spec.interleaved = !spec.interleaved;
+            if (n < 5) o->activation = (moe_route_activation)n;
+            if (n == 5) o->alpha = 0;
+            if (n == 6) o->up_offset = 0;
+            if (n == 7) o->clamp = 0;
+            if (n == 8 && c->clamp != 0) o->clamp_position = c->clamp_position == MOE_ROUTE_CLAMP_BEFORE ? MOE_ROUTE_CLAMP_AFTER : MOE_ROUTE_CLAMP_BEFORE;
+            if (n == 9) o->weight_on_input = !c->weight_on_input;
+            if (n == 10) o->num_identity = 0;
+            if (n == 11 && !c->no_gate) other.spec.interleaved = !spec.interleaved;
+            if (n == 12) o->situ_up_beta = 0;
             if (memcmp(o, c, sizeof *o) == 0 && other.spec.interleaved == spec.interleaved) continue;
             error = model_error(&other, &input, &output, 0, 16);
             CHECK(error > 3 * model_bound(spec.dtype), "choices %u: another %s differs by %.3g alone", i, names[n], error);
@@ -245,6 +247,44 @@ TEST(layer_leaves_padding_out) {
         free(x);
     }
     model_destroy(&device, &m);
+}
+
+/* A token of NaN gives NaN, and changes nothing else. */
+TEST(layer_keeps_nan_to_its_token) {
+    static const uint32_t cases[] = {0, 2, 5, 10}; /* of choice_cases */
+    uint32_t i;
+    for (i = 0; i < 4; i++) {
+        enum { TOKENS = 5, BROKEN = 2 };
+        model_spec spec = choice_cases[cases[i]].spec;
+        const size_t row = (size_t)spec.hidden_size * model_dtype_size(spec.dtype);
+        model m;
+        model_input input;
+        model_output whole, broken;
+        test_random random;
+        float *logits;
+        void *x;
+        uint32_t n;
+        random_seed(&random, 33 + i);
+        spec.max_tokens = TOKENS;
+        spec.operations = MOE_ROUTE_OPERATION_LAYER;
+        model_create(&device, &spec, 34 + i, &m);
+        REQUIRE(m.layer, "no layer");
+        model_random_input(&random, &spec, TOKENS, &input, &logits, &x);
+        for (n = 0; n < spec.num_experts; n++) logits[n] = logits[BROKEN * spec.num_experts + n]; /* another token shares its experts */
+        CHECK(model_run(&device, &m, &input, &whole) == MOE_ROUTE_OK, "%s", device_message(&device));
+        memset((char *)x + BROKEN * row, 0xff, row);
+        CHECK(model_run(&device, &m, &input, &broken) == MOE_ROUTE_OK, "%s", device_message(&device));
+        CHECK_BYTES(broken.y, whole.y, BROKEN * row, "y before NaN");
+        CHECK_BYTES((char *)broken.y + (BROKEN + 1) * row, (char *)whole.y + (BROKEN + 1) * row, (TOKENS - BROKEN - 1) * row, "y after NaN");
+        for (n = 0; n < spec.hidden_size; n++)
+            if (!CHECK(broken.y_values[BROKEN * spec.hidden_size + n] != broken.y_values[BROKEN * spec.hidden_size + n], "case %u: NaN gives %g", i, (double)broken.y_values[BROKEN * spec.hidden_size + n]))
+                break;
+        model_output_free(&whole);
+        model_output_free(&broken);
+        free(logits);
+        free(x);
+        model_destroy(&device, &m);
+    }
 }
 
 /* Two halves of the experts give the parts of one sum. */
@@ -625,6 +665,7 @@ int main(int argc, char **argv) {
     RUN(layer_rows_do_not_depend_on_the_batch);
     RUN(layer_takes_given_ids);
     RUN(layer_leaves_padding_out);
+    RUN(layer_keeps_nan_to_its_token);
     RUN(layer_computes_its_range_of_experts);
     RUN(matmul_matches_its_definition);
     RUN(expand_and_combine_match_their_definition);

@@ -8,10 +8,11 @@
 typedef struct model_choices { /* of moe_route_experts, beside the weights; all zero: the defaults */
     moe_route_activation activation;
     int no_gate;
-    float alpha, up_offset, clamp;
+    float alpha, up_offset, clamp; /* alpha: SILU's, or SITU's beta */
     moe_route_clamp_position clamp_position;
     int weight_on_input;
     uint32_t num_identity;
+    float situ_up_beta;
 } model_choices;
 
 typedef struct model_spec {
@@ -68,7 +69,9 @@ TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *
     desc->experts.dtype = spec->dtype;
     desc->experts.gate_up_order = spec->choices.no_gate ? MOE_ROUTE_GATE_UP_NO_GATE : spec->interleaved ? MOE_ROUTE_GATE_UP_INTERLEAVED : MOE_ROUTE_GATE_UP_HALVES;
     desc->experts.activation = spec->choices.activation;
-    desc->experts.activation_alpha = spec->choices.alpha;
+    if (spec->choices.activation == MOE_ROUTE_ACTIVATION_SITU) desc->experts.situ_beta = spec->choices.alpha;
+    else desc->experts.activation_alpha = spec->choices.alpha;
+    desc->experts.situ_up_beta = spec->choices.situ_up_beta;
     desc->experts.up_offset = spec->choices.up_offset;
     desc->experts.clamp = spec->choices.clamp;
     desc->experts.clamp_position = spec->choices.clamp_position;
@@ -187,10 +190,13 @@ TEST_FUNCTION double model_activate(const model_choices *c, double gate, double 
     case MOE_ROUTE_ACTIVATION_SILU: value = value / (1 + exp(-alpha * value)); break;
     case MOE_ROUTE_ACTIVATION_GELU_TANH: value = value / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (value + 0.044715 * value * value * value))); break;
     case MOE_ROUTE_ACTIVATION_GELU_ERF: value = value / 2 * (1 + erf(value / sqrt(2.0))); break;
+    case MOE_ROUTE_ACTIVATION_SITU: value = alpha * tanh(value / alpha) / (1 + exp(-value)); break;
     default: value = value > 0 ? value * value : 0; break;
     }
     if (c->clamp_position == MOE_ROUTE_CLAMP_AFTER) value = fmin(value, limit);
-    return c->no_gate ? value : value * (fmax(fmin(up, limit), -limit) + (double)c->up_offset);
+    up = fmax(fmin(up, limit), -limit);
+    if (c->situ_up_beta != 0) up = (double)c->situ_up_beta * tanh(up / (double)c->situ_up_beta);
+    return c->no_gate ? value : value * (up + (double)c->up_offset);
 }
 
 /* y of one token, with the values between the matmuls rounded as they are stored. `x` is what the stored x means. */
