@@ -583,14 +583,16 @@ typedef struct moe_route_model {
     const char *model_type;         /* of the model or of its text part: "qwen3_moe", "llama4", "llama4_text", ... */
     uint32_t num_experts;           /* needed: num_experts, num_local_experts, n_routed_experts, moe_num_experts */
     uint32_t top_k;                 /* needed: num_experts_per_tok, num_experts_per_token, moe_topk, moe_k, top_k_experts */
-    uint32_t num_groups;            /* n_group, num_expert_group, router_n_groups: needed where the type has groups (A.X-K2 and */
-    uint32_t topk_groups;           /* topk_group                                  DeepSeek-V2: 0 where it's null) */
+    uint32_t num_groups;            /* n_group, num_expert_group, router_n_groups: needed where the type has groups; A.X-K2 and
+                                       DeepSeek-V2: 0 where it is null or topk_method "greedy" */
+    uint32_t topk_groups;           /* topk_group: needed with more than one group, unless the type takes a quota from each */
     uint32_t num_shared_experts;    /* n_shared_experts of Inkling, whose router has logits for them. Elsewhere ignored: shared
                                        experts are the caller's */
     uint32_t num_zero_experts;      /* zero_expert_num of LongCat: identity experts after the num_experts */
     moe_route_switch norm_topk_prob;/* norm_topk_prob, moe_renormalize. AUTO: what transformers assumes without the key */
     float scale;                    /* routed_scaling_factor, route_scale, router_scaling_factor, moe_router_scaling_factor,
-                                       moe_routed_scaling_factor: needed where the type has one (Inkling: times global_scale) */
+                                       moe_routed_scaling_factor: needed where the type has one. Inkling: times the checkpoint's
+                                       global_scale */
     float softcap;                  /* moe_router_logit_softcapping of Laguna; Grok: 0 for 30 */
     float jitter;                   /* router_jitter_noise of Phi-3.5-MoE, 0 for 0.01. Elsewhere it is for training: ignored */
     float norm_min;                 /* moe_norm_min of ERNIE 4.5; 0 for 1e-12 */
@@ -604,7 +606,8 @@ typedef struct moe_route_model {
 
 /* Zero-initialises *desc and fills its router, its experts' sizes and activation, and `needs`. The caller adds addresses and
    formats of weights, dtypes, max_tokens and operations. Factors that a model applies to the sum of its experts are part of
-   the router's scale, so that y is the model's, before shared experts.
+   the router's scale, so that y is the model's, before shared experts. Logits are what the model's router makes of its input:
+   norms and factors before (Gemma-4, Muse), and a router of several layers (Zaya), are the caller's.
    An unknown type is ERROR_ARGUMENT, with the most similar names; one that no description can express ERROR_UNSUPPORTED, with
    the reason. *desc is then all zero. */
 MOE_ROUTE_API moe_route_status moe_route_preset(moe_route_context *context, const moe_route_model *model,
@@ -7307,9 +7310,10 @@ static const char *moer_scoring_name(const moer_program *program) {
 
 static char moer_fold(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c == '-' ? '_' : c; }
 
-/* Insertions, deletions and replacements from one name to another, without regard to case and kind of dash. */
+/* How unlike a known name is: insertions, deletions and replacements that make `a` the beginning of `b`, four times, and how
+   much longer `b` is than that beginning: "qwen3" is like "qwen3_moe". Case and kind of dash don't matter. */
 static uint32_t moer_edit_distance(const char *a, const char *b) {
-    uint32_t row[MOER_NAME_MAX + 1], i, j;
+    uint32_t row[MOER_NAME_MAX + 1], i, j, least = ~0u;
     const uint32_t length = (uint32_t)strlen(b);
     for (j = 0; j <= length; j++) row[j] = j;
     for (i = 0; a[i] != 0; i++) {
@@ -7323,7 +7327,9 @@ static uint32_t moer_edit_distance(const char *a, const char *b) {
             row[j] = best;
         }
     }
-    return row[length];
+    for (j = 0; j <= length; j++)
+        if (row[j] * 4 + length - j < least) least = row[j] * 4 + length - j;
+    return least;
 }
 
 static moe_route_status moer_preset_unknown(moe_route_context *context, const char *model_type) {

@@ -20,9 +20,10 @@ static const char *moer_scoring_name(const moer_program *program) {
 
 static char moer_fold(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c == '-' ? '_' : c; }
 
-/* Insertions, deletions and replacements from one name to another, without regard to case and kind of dash. */
+/* How unlike a known name is: insertions, deletions and replacements that make `a` the beginning of `b`, four times, and how
+   much longer `b` is than that beginning: "qwen3" is like "qwen3_moe". Case and kind of dash don't matter. */
 static uint32_t moer_edit_distance(const char *a, const char *b) {
-    uint32_t row[MOER_NAME_MAX + 1], i, j;
+    uint32_t row[MOER_NAME_MAX + 1], i, j, least = ~0u;
     const uint32_t length = (uint32_t)strlen(b);
     for (j = 0; j <= length; j++) row[j] = j;
     for (i = 0; a[i] != 0; i++) {
@@ -36,7 +37,9 @@ static uint32_t moer_edit_distance(const char *a, const char *b) {
             row[j] = best;
         }
     }
-    return row[length];
+    for (j = 0; j <= length; j++)
+        if (row[j] * 4 + length - j < least) least = row[j] * 4 + length - j;
+    return least;
 }
 
 static moe_route_status moer_preset_unknown(moe_route_context *context, const char *model_type) {

@@ -478,7 +478,7 @@ static void check_refused(const moe_route_model *model, moe_route_status wanted,
 }
 
 TEST(presets_refuse_unknown_types_with_similar_names) {
-    static const char *const types[][2] = {{"qwen3moe", "qwen3_moe"}, {"Mixtral", "mixtral"}, {"gpt-oss", "gpt_oss"}, {"deepseek_v5", "deepseek_v3"}, {"llama4_txt", "llama4_text"}, {"", "aria"},
+    static const char *const types[][2] = {{"qwen3moe", "qwen3_moe"}, {"qwen3", "qwen3_moe"}, {"kimi_k3", "kimi_k2"}, {"DeepSeek", "deepseek_v3"}, {"Mixtral", "mixtral"}, {"gpt-oss", "gpt_oss"}, {"deepseek_v5", "deepseek_v3"}, {"llama4_txt", "llama4_text"}, {"", "aria"},
         {"a_name_that_is_much_longer_than_any_model_type_ever_was_or_could_reasonably_be", "similar"}, {"new\nline", "new?line"}};
     moe_route_model model;
     char misspelt[64], first[64];
