@@ -1429,14 +1429,23 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"ld.global.nc.L1::no_allocate.u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p));\n"
     "    return d;\n"
     "}\n"
-    "/* Brings the 128 bytes around p into L2, for a kernel after this one. */\n"
-    "DEVICE void prefetch_weights(const void *p) { asm volatile(\"prefetch.global.L2 [%0];\" :: \"l\"(p)); }\n"
+    "/* Brings up to PREFETCH_BYTES bytes of weights from p on, aligned to 16, into L2 for a kernel after this one; of `left` bytes\n"
+    "   only whole 16. */\n"
+    "#define PREFETCH_BYTES 4096u\n"
+    "DEVICE void prefetch_weights(const void *p, u64 left) {\n"
+    "    const u32 size = left < PREFETCH_BYTES \? (u32)left & ~15u : PREFETCH_BYTES;\n"
+    "#if __CUDA_ARCH__ >= 900\n"
+    "    if (size) asm volatile(\"cp.async.bulk.prefetch.L2.global [%0], %1;\" :: \"l\"(p), \"r\"(size));\n"
+    "#else\n"
+    "    for (u32 at = 0; at < size; at += 128) asm volatile(\"prefetch.global.L2 [%0];\" :: \"l\"((const u8 *)p + at));\n"
+    "#endif\n"
+    "}\n",
     "/* For what a kernel before this one wrote, and everything else: ordinary loads. */\n"
     "DEVICE u32x4 load_16(const void *p) { return *(const u32x4 *)p; }\n"
     "DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }\n"
     "DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }\n"
     "DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }\n"
-    "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n",
+    "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n"
     "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
     "/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */\n"
     "DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }\n"
@@ -2296,14 +2305,39 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */\n"
     "};\n"
     "\n"
+    "/* The scales of a step's groups; 0 for those past the row. */\n"
+    "DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *scales, u32 group) {\n"
+    "    constexpr u32 BYTES = SUBS * SCALE_BYTES, ALIGN = SCALE_ALIGN < BYTES \? SCALE_ALIGN : BYTES;\n"
+    "    const u8 *p = scales + group * SCALE_BYTES;\n"
+    "    if (NUM_GROUPS % SUBS == 0 && ALIGN >= (BYTES < 4 \? BYTES : 4)) {\n"
+    "        load_weights<BYTES, ALIGN>(word, p, BYTES);\n"
+    "        return;\n"
+    "    }\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < (BYTES + 3) / 4; i++) word[i] = 0;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < SUBS; i++)\n",
+    "        if (NUM_GROUPS % SUBS == 0 || group + i < NUM_GROUPS) {\n"
+    "            const u32 scale = SCALE_BYTES == 4 \? load_weights_4(p + i * SCALE_BYTES) : SCALE_BYTES == 2 \? load_2(p + i * SCALE_BYTES) : load_1(p + i * SCALE_BYTES);\n"
+    "            word[i * SCALE_BYTES / 4] |= scale << (i * SCALE_BYTES % 4 * 8);\n"
+    "        }\n"
+    "}\n"
+    "\n"
     "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {\n"
     "    const u32 at = step * 64 + (lane_index() & 3) * 16; /* bytes from the row's start */\n"
     "    weight_chunk c;\n"
-    "    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, ROW_BYTES % 64 == 0 \? 16 : at < ROW_BYTES \? (u32)ROW_BYTES - at : 0);\n"
+    "    if (ROW_BYTES % 16 == 0) { /* a lane's 16 bytes are all there, or none of them */\n"
+    "        if (ROW_BYTES % 64 == 0 || at < ROW_BYTES) {\n"
+    "            load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, 16);\n"
+    "        } else {\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++) c.word[i] = 0;\n"
+    "        }\n"
+    "    } else {\n"
+    "        load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, at < ROW_BYTES \? (u32)ROW_BYTES - at : 0);\n"
+    "    }\n"
     "    if (GROUP != 0) {\n"
-    "        const u32 group = SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
-    "        load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES \? SCALE_ALIGN : SUBS * SCALE_BYTES)>(\n",
-    "            c.scale, row.scales + group * SCALE_BYTES, NUM_GROUPS % SUBS == 0 \? SUBS * SCALE_BYTES : group < NUM_GROUPS \? (NUM_GROUPS - group) * SCALE_BYTES : 0);\n"
+    "        load_scales(c.scale, row.scales, SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1));\n"
     "    }\n"
     "    if (ZERO_POINTS) {\n"
     "        const u32 group = GROUP == 0 \? 0 : SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
@@ -2366,7 +2400,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB / 2; i++) pair[i] = c.word[i];\n"
     "}\n"
-    "\n"
+    "\n",
     "DEVICE void unpack_sub_values(const weight_chunk &c, u32, u32, float (&value)[LANE_SUB]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB; i++) {\n"
@@ -2383,7 +2417,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x000f000fu) | 0x64006400u, zero_point * 0x10001u + 0x64006400u);\n"
     "    return bf162_fma((codes & 0x000f000fu) | 0x43004300u, 0x3f803f80u, zero_point * 0x10001u + 0xc300c300u);\n"
     "}\n"
-    "\n",
+    "\n"
     "/* The same for the bits above those: in f16 they can stay where they are, as 1024 + 16 q, and are divided by 16. */\n"
     "DEVICE u32 int4_upper_pair(u32 codes, u32 zero_point) {\n"
     "    if (DECODE == DTYPE_F16) return half2_fma((codes & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);\n"
@@ -2429,7 +2463,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "        pair[i * 2 + 0] = fp8_pair(select_bytes(w, 0, 0x1404));\n"
     "        pair[i * 2 + 1] = fp8_pair(select_bytes(w, 0, 0x3424));\n"
     "#else\n"
-    "        if (SIGNED) w ^= 0x88888888u;\n"
+    "        if (SIGNED) w ^= 0x88888888u;\n",
     "        if (LANE_SUB == 4) { /* the four nibbles of two bytes, a byte in each half: pairs (0, 2) and (1, 3) */\n"
     "            w = select_bytes(w, 0, sub % 2 == 0 \? 0x4140 : 0x4342);\n"
     "            pair[0] = FOUR_BIT_FLOATS \? fp4_pair(w) : int4_pair(w, zero_point);\n"
@@ -2584,9 +2618,8 @@ static const char *const moer_source_10[] = { /* tile.h */
     "\n"
     "#if TENSOR_CORES\n"
     "\n"
-    "/* The activations of a token that belong to a sub, in the order of its pairs. */\n"
-    "DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAIRS]) {\n"
-    "    u32 word[NUM_PAIRS];\n"
+    "/* The activations of a token that belong to a sub, as they lie in memory. */\n"
+    "DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&word)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;\n"
     "#pragma unroll\n"
@@ -2612,21 +2645,25 @@ static const char *const moer_source_10[] = { /* tile.h */
     "#pragma unroll\n"
     "                for (u32 i = 0; i < LANE_RUN / 2; i++) word[run / 2 + i] = load_4(p + i * 4);\n"
     "            }\n"
-    "        } else {\n"
+    "        } else if (X_ALIGN < 4 || INNER % LANE_RUN != 0) { /* otherwise a run is all there, or none of it */\n"
     "#pragma unroll\n"
     "            for (u32 i = 0; i < LANE_RUN; i++)\n"
     "                if (k + i < INNER) word[(run + i) / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));\n"
     "        }\n"
     "    }\n"
+    "}\n"
+    "\n"
+    "/* The same in the order of the sub's pairs. */\n"
+    "DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i++) {\n"
     "        const u32 first = pair_element(i, 0), second = pair_element(i, 1);\n"
     "        pair[i] = PAIR_ORDER == PAIRS_LINEAR \? word[i] : select_bytes(word[first / 2], word[second / 2], first % 2 == 0 \? 0x5410 : 0x7632);\n"
     "    }\n"
     "}\n"
-    "\n"
+    "\n",
     "/* sums += one sub: rows' pairs against the activations. The layout of sums is that of the matrix fragment: sums[0], [1] are\n"
-    "   row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n",
+    "   row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n"
     "DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS / 2; i++) {\n"
@@ -2636,9 +2673,15 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* One step: sums[b] += rows' chunks against the activations x[b]. */\n"
+    "/* One step: sums[b] += rows' chunks against the activations x[b]. Those of one block of tokens are under way while the\n"
+    "   weights are unpacked; those of more would take too many registers. */\n"
     "template <int BLOCKS>\n"
-    "DEVICE void multiply_step(float (&sums)[BLOCKS][4], const weight_chunk &low, const weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step) {\n"
+    "DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step) {\n"
+    "    u32 ahead[SUBS][NUM_PAIRS];\n"
+    "#pragma unroll\n"
+    "    for (u32 sub = 0; sub < SUBS && BLOCKS == 1; sub++) load_activations(x[0], step, sub, ahead[sub]);\n"
+    "    arrange_weight_chunk(low);\n"
+    "    arrange_weight_chunk(high);\n"
     "#pragma unroll\n"
     "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
     "        u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];\n"
@@ -2648,8 +2691,9 @@ static const char *const moer_source_10[] = { /* tile.h */
     "        const float low_min = SUB_HAS_MIN \? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN \? sub_min(high, step, sub) : 0.0f;\n"
     "#pragma unroll\n"
     "        for (int b = 0; b < BLOCKS; b++) {\n"
-    "            u32 activation[NUM_PAIRS];\n"
-    "            load_activations(x[b], step, sub, activation);\n"
+    "            u32 word[NUM_PAIRS], activation[NUM_PAIRS];\n"
+    "            if (BLOCKS > 1) load_activations(x[b], step, sub, word);\n"
+    "            pair_activations(BLOCKS == 1 \? ahead[sub] : word, activation);\n"
     "            if (!SUB_HAS_SCALE) {\n"
     "                multiply_pairs(sums[b], low_pairs, high_pairs, activation);\n"
     "                continue;\n"
@@ -2690,7 +2734,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {\n"
     "        const u32 step = first_step + d * STRIDE;\n"
     "        if (!step_exists<STRIDE>(step)) continue;\n"
-    "        c.low[d] = load_weight_chunk(low, step);\n"
+    "        c.low[d] = load_weight_chunk(low, step);\n",
     "        c.high[d] = load_weight_chunk(high, step);\n"
     "    }\n"
     "}\n"
@@ -2701,14 +2745,12 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {\n"
     "        const u32 step = first_step + d * STRIDE;\n"
     "        if (!step_exists<STRIDE>(step)) continue;\n"
-    "        arrange_weight_chunk(c.low[d]);\n"
-    "        arrange_weight_chunk(c.high[d]);\n"
     "        multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step);\n"
     "    }\n"
     "}\n"
     "\n"
     "#else /* f32 multiply-adds */\n"
-    "\n",
+    "\n"
     "#if FORMAT > FORMAT_BF16\n"
     "DEVICE void unpack_sub_values(const weight_chunk &c, u32 step, u32 sub, float (&value)[LANE_SUB]) {\n"
     "    u32 pair[NUM_PAIRS];\n"
@@ -2773,7 +2815,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "                }\n"
     "            }\n"
     "        }\n"
-    "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n"
+    "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n",
     "#pragma unroll\n"
     "        for (u32 n = 0; n < 8; n++)\n"
     "#pragma unroll\n"
@@ -2788,7 +2830,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "#endif\n"
     "\n"
     "/* Multiplies the sums of whole rows by what scales all of a row. */\n"
-    "template <int BLOCKS>\n",
+    "template <int BLOCKS>\n"
     "DEVICE void scale_rows(float (&sums)[BLOCKS][4], float low_scale, float high_scale) {\n"
     "    if (!ROW_HAS_SCALE) return;\n"
     "#pragma unroll\n"
@@ -3365,7 +3407,22 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "    u32 work, expert, base, end_row, round;\n"
     "    weight_row low, high;\n"
     "    float low_scale, high_scale;\n"
+    "    const u8 *x[ROW_BLOCKS];\n"
     "};\n"
+    "\n"
+    "/* The activations of the lane's token in each block of rows. Where there is no token: another row, whose sums nobody uses,\n"
+    "   or null where multiplying costs time by the token. */\n"
+    "DEVICE void find_activations(const moer_matmul_args &a, place &p) {\n"
+    "#pragma unroll\n"
+    "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
+    "        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);\n"
+    "        const u32 row = wanted < p.end_row \? wanted : p.base;\n"
+    "        u32 index = row;\n"
+    "        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];\n"
+    "        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
+    "        p.x[b] = TENSOR_CORES || wanted < p.end_row \? (const u8 *)a.x + (u64)index * INNER * X_BYTES : 0;\n"
+    "    }\n"
+    "}\n"
     "\n"
     "DEVICE void enter_tile(const moer_matmul_args &a, place &p, u32 work, u32 total) {\n"
     "    p.work = work;\n"
@@ -3377,8 +3434,9 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "    p.end_row = (u32)a.distinct_offsets[d + 1];\n"
     "    p.low = find_weight_row(a.weights, p.expert, tile_row(tile, g));\n"
     "    p.high = find_weight_row(a.weights, p.expert, tile_row(tile, g + 8));\n"
-    "    p.low_scale = ROW_HAS_SCALE \? row_scale(p.low) : 1.0f;\n"
+    "    p.low_scale = ROW_HAS_SCALE \? row_scale(p.low) : 1.0f;\n",
     "    p.high_scale = ROW_HAS_SCALE \? row_scale(p.high) : 1.0f;\n"
+    "    find_activations(a, p);\n"
     "}\n"
     "\n"
     "DEVICE void advance(const moer_matmul_args &a, place &p, u32 total) {\n"
@@ -3386,20 +3444,7 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "    p.round = 0;\n"
     "    p.base += TILE_TOKENS;\n"
     "    if (p.base >= p.end_row) enter_tile(a, p, p.work + grid_blocks_x(), total);\n"
-    "}\n"
-    "\n"
-    "/* The activations of the lane's token in each block of rows. Where there is no token: another row, whose sums nobody uses,\n"
-    "   or null where multiplying costs time by the token. */\n"
-    "DEVICE void find_activations(const moer_matmul_args &a, const place &p, const u8 *(&x)[ROW_BLOCKS]) {\n"
-    "#pragma unroll\n"
-    "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
-    "        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);\n",
-    "        const u32 row = wanted < p.end_row \? wanted : p.base;\n"
-    "        u32 index = row;\n"
-    "        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];\n"
-    "        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
-    "        x[b] = TENSOR_CORES || wanted < p.end_row \? (const u8 *)a.x + (u64)index * INNER * X_BYTES : 0;\n"
-    "    }\n"
+    "    else find_activations(a, p);\n"
     "}\n"
     "\n"
     "/* Adds up the warps' parts of the tile's sums, and writes its outputs. */\n"
@@ -3437,30 +3482,35 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
     "}\n"
     "\n"
-    "/* The weights of all distinct experts in the matrix that the next kernel multiplies. */\n"
-    "DEVICE void prefetch_next(const moer_matmul_args &a, u32 num_distinct) {\n"
-    "    const u32 threads = grid_blocks_x() * WARPS * 32, thread = block_index_x() * WARPS * 32 + thread_index();\n"
-    "    for (u32 d = 0; d < num_distinct && d < a.next_experts; d++) {\n"
-    "        const u32 expert = (u32)a.distinct_experts[d];\n"
-    "        for (u64 at = (u64)thread * 128; at < a.next_bytes; at += (u64)threads * 128) prefetch_weights((const u8 *)a.next_data + expert * a.next_bytes + at);\n"
-    "        for (u64 at = (u64)thread * 128; at < a.next_scale_bytes; at += (u64)threads * 128) prefetch_weights((const u8 *)a.next_scales + expert * a.next_scale_bytes + at);\n"
+    "/* One array of all distinct experts, in pieces that the threads share. */\n"
+    "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
+    "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
+    "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n"
+    "        const u64 at = (u64)(i % pieces) * PREFETCH_BYTES;\n"
+    "        prefetch_weights((const u8 *)data + (u64)(u32)a.distinct_experts[i / pieces] * bytes + at, bytes - at);\n"
     "    }\n"
+    "}\n"
+    "\n"
+    "/* The matrix that the next kernel multiplies, of as many distinct experts as wanted. */\n"
+    "DEVICE void prefetch_next(const moer_matmul_args &a, u32 num_distinct) {\n"
+    "    const u32 num_experts = num_distinct < a.next_experts \? num_distinct : a.next_experts;\n"
+    "    prefetch_array(a, a.next_data, a.next_bytes, num_experts);\n"
+    "    prefetch_array(a, a.next_scales, a.next_scale_bytes, num_experts);\n"
     "}\n"
     "\n"
     "KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n"
     "    SHARED(float, partial, 2 * PARTIAL_SIZE); /* [this tile or the next][warp][weight row][token] */\n"
     "    const u32 warp = warp_index(), lane = lane_index(), g = lane >> 2, t = lane & 3;\n"
     "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
+    "    let_next_kernel_start();\n",
     "    const u32 num_distinct = (u32)a.distinct_count[0], total = num_distinct * NUM_TILES;\n"
     "    if (OUT_BY_PAIR) clear_other_pairs(a);\n"
     "\n"
     "    place next = {};\n"
     "    tile_chunks<WARPS> ahead;\n"
     "    enter_tile(a, next, block_index_x(), total);\n"
-    "    if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp);\n",
+    "    if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp);\n"
     "    float sums[ROW_BLOCKS][4];\n"
-    "    const u8 *x[ROW_BLOCKS];\n"
     "    u32 half = 0;\n"
     "#pragma unroll 1\n"
     "    while (next.work < total) {\n"
@@ -3469,13 +3519,12 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "        advance(a, next, total);\n"
     "        if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp + next.round * LOADED_STEPS(WARPS) * WARPS);\n"
     "        if (here.round == 0) {\n"
-    "            find_activations(a, here, x);\n"
     "#pragma unroll\n"
     "            for (u32 b = 0; b < ROW_BLOCKS; b++)\n"
     "#pragma unroll\n"
     "                for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;\n"
     "        }\n"
-    "        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, here.low, here.high, x, warp + here.round * LOADED_STEPS(WARPS) * WARPS);\n"
+    "        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, here.low, here.high, here.x, warp + here.round * LOADED_STEPS(WARPS) * WARPS);\n"
     "        if (here.round != ROUNDS(WARPS) - 1) continue;\n"
     "        scale_rows<ROW_BLOCKS>(sums, here.low_scale, here.high_scale);\n"
     "#pragma unroll\n"
@@ -3721,7 +3770,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_18},
     {"expand.cu", moer_source_19},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "bd433e6523af932394c5019a14cfd1623241c4a4771f59e0fbffcc048051bff1";
+static const char moer_sources_digest[] = "3b6d0aaef6d1c04fbd5d9308ed2502fa18f7f9b6b5976cb142fb2f8b3d414eda";
 
 /* ---- src/base.c ---- */
 /*
@@ -7780,9 +7829,12 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
 /* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
 static uint32_t moer_matmul_blocks(uint32_t warps) { return 16 / warps; }
 
+/* Warps that share the steps of a row, a power of two: with fewer than four steps each, what a tile costs beside them shows. */
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix);
-    return steps < 8 ? steps : 8;
+    uint32_t warps = 8;
+    while (warps > 1 && steps < warps * 4) warps /= 2;
+    return warps;
 }
 
 static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
@@ -8207,12 +8259,12 @@ static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_
 
 /* The down matmul's weights, as far as they are sure to stay in L2 until it reads them. */
 static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down) {
-    const uint64_t bytes = moer_matrix_bytes(down);
+    const uint64_t data = (uint64_t)down->rows * moer_row_bytes(down), scales = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
     args->next_data = down->data;
     args->next_scales = down->scales;
-    args->next_bytes = (uint64_t)down->rows * moer_row_bytes(down);
-    args->next_scale_bytes = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
-    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (bytes != 0 ? bytes : 1));
+    args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
+    args->next_scale_bytes = down->scales % 16 == 0 && scales % 16 == 0 ? scales : 0;
+    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (data + scales));
 }
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {

@@ -122,8 +122,17 @@ DEVICE u32 load_weights_4(const void *p) {
     asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(d) : "l"(p));
     return d;
 }
-/* Brings the 128 bytes around p into L2, for a kernel after this one. */
-DEVICE void prefetch_weights(const void *p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
+/* Brings up to PREFETCH_BYTES bytes of weights from p on, aligned to 16, into L2 for a kernel after this one; of `left` bytes
+   only whole 16. */
+#define PREFETCH_BYTES 4096u
+DEVICE void prefetch_weights(const void *p, u64 left) {
+    const u32 size = left < PREFETCH_BYTES ? (u32)left & ~15u : PREFETCH_BYTES;
+#if __CUDA_ARCH__ >= 900
+    if (size) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(size));
+#else
+    for (u32 at = 0; at < size; at += 128) asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)p + at));
+#endif
+}
 /* For what a kernel before this one wrote, and everything else: ordinary loads. */
 DEVICE u32x4 load_16(const void *p) { return *(const u32x4 *)p; }
 DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }

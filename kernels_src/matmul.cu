@@ -44,7 +44,22 @@ struct place {
     u32 work, expert, base, end_row, round;
     weight_row low, high;
     float low_scale, high_scale;
+    const u8 *x[ROW_BLOCKS];
 };
+
+/* The activations of the lane's token in each block of rows. Where there is no token: another row, whose sums nobody uses,
+   or null where multiplying costs time by the token. */
+DEVICE void find_activations(const moer_matmul_args &a, place &p) {
+#pragma unroll
+    for (u32 b = 0; b < ROW_BLOCKS; b++) {
+        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);
+        const u32 row = wanted < p.end_row ? wanted : p.base;
+        u32 index = row;
+        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];
+        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;
+        p.x[b] = TENSOR_CORES || wanted < p.end_row ? (const u8 *)a.x + (u64)index * INNER * X_BYTES : 0;
+    }
+}
 
 DEVICE void enter_tile(const moer_matmul_args &a, place &p, u32 work, u32 total) {
     p.work = work;
@@ -58,6 +73,7 @@ DEVICE void enter_tile(const moer_matmul_args &a, place &p, u32 work, u32 total)
     p.high = find_weight_row(a.weights, p.expert, tile_row(tile, g + 8));
     p.low_scale = ROW_HAS_SCALE ? row_scale(p.low) : 1.0f;
     p.high_scale = ROW_HAS_SCALE ? row_scale(p.high) : 1.0f;
+    find_activations(a, p);
 }
 
 DEVICE void advance(const moer_matmul_args &a, place &p, u32 total) {
@@ -65,20 +81,7 @@ DEVICE void advance(const moer_matmul_args &a, place &p, u32 total) {
     p.round = 0;
     p.base += TILE_TOKENS;
     if (p.base >= p.end_row) enter_tile(a, p, p.work + grid_blocks_x(), total);
-}
-
-/* The activations of the lane's token in each block of rows. Where there is no token: another row, whose sums nobody uses,
-   or null where multiplying costs time by the token. */
-DEVICE void find_activations(const moer_matmul_args &a, const place &p, const u8 *(&x)[ROW_BLOCKS]) {
-#pragma unroll
-    for (u32 b = 0; b < ROW_BLOCKS; b++) {
-        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);
-        const u32 row = wanted < p.end_row ? wanted : p.base;
-        u32 index = row;
-        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];
-        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;
-        x[b] = TENSOR_CORES || wanted < p.end_row ? (const u8 *)a.x + (u64)index * INNER * X_BYTES : 0;
-    }
+    else find_activations(a, p);
 }
 
 /* Adds up the warps' parts of the tile's sums, and writes its outputs. */
@@ -116,14 +119,20 @@ DEVICE void clear_other_pairs(const moer_matmul_args &a) {
         if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);
 }
 
-/* The weights of all distinct experts in the matrix that the next kernel multiplies. */
-DEVICE void prefetch_next(const moer_matmul_args &a, u32 num_distinct) {
-    const u32 threads = grid_blocks_x() * WARPS * 32, thread = block_index_x() * WARPS * 32 + thread_index();
-    for (u32 d = 0; d < num_distinct && d < a.next_experts; d++) {
-        const u32 expert = (u32)a.distinct_experts[d];
-        for (u64 at = (u64)thread * 128; at < a.next_bytes; at += (u64)threads * 128) prefetch_weights((const u8 *)a.next_data + expert * a.next_bytes + at);
-        for (u64 at = (u64)thread * 128; at < a.next_scale_bytes; at += (u64)threads * 128) prefetch_weights((const u8 *)a.next_scales + expert * a.next_scale_bytes + at);
+/* One array of all distinct experts, in pieces that the threads share. */
+DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {
+    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;
+    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {
+        const u64 at = (u64)(i % pieces) * PREFETCH_BYTES;
+        prefetch_weights((const u8 *)data + (u64)(u32)a.distinct_experts[i / pieces] * bytes + at, bytes - at);
     }
+}
+
+/* The matrix that the next kernel multiplies, of as many distinct experts as wanted. */
+DEVICE void prefetch_next(const moer_matmul_args &a, u32 num_distinct) {
+    const u32 num_experts = num_distinct < a.next_experts ? num_distinct : a.next_experts;
+    prefetch_array(a, a.next_data, a.next_bytes, num_experts);
+    prefetch_array(a, a.next_scales, a.next_scale_bytes, num_experts);
 }
 
 KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {
@@ -139,7 +148,6 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
     enter_tile(a, next, block_index_x(), total);
     if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp);
     float sums[ROW_BLOCKS][4];
-    const u8 *x[ROW_BLOCKS];
     u32 half = 0;
 #pragma unroll 1
     while (next.work < total) {
@@ -148,13 +156,12 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
         advance(a, next, total);
         if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp + next.round * LOADED_STEPS(WARPS) * WARPS);
         if (here.round == 0) {
-            find_activations(a, here, x);
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; b++)
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;
         }
-        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, here.low, here.high, x, warp + here.round * LOADED_STEPS(WARPS) * WARPS);
+        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, here.low, here.high, here.x, warp + here.round * LOADED_STEPS(WARPS) * WARPS);
         if (here.round != ROUNDS(WARPS) - 1) continue;
         scale_rows<ROW_BLOCKS>(sums, here.low_scale, here.high_scale);
 #pragma unroll

@@ -60,14 +60,39 @@ struct weight_chunk {
     u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */
 };
 
+/* The scales of a step's groups; 0 for those past the row. */
+DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *scales, u32 group) {
+    constexpr u32 BYTES = SUBS * SCALE_BYTES, ALIGN = SCALE_ALIGN < BYTES ? SCALE_ALIGN : BYTES;
+    const u8 *p = scales + group * SCALE_BYTES;
+    if (NUM_GROUPS % SUBS == 0 && ALIGN >= (BYTES < 4 ? BYTES : 4)) {
+        load_weights<BYTES, ALIGN>(word, p, BYTES);
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < (BYTES + 3) / 4; i++) word[i] = 0;
+#pragma unroll
+    for (u32 i = 0; i < SUBS; i++)
+        if (NUM_GROUPS % SUBS == 0 || group + i < NUM_GROUPS) {
+            const u32 scale = SCALE_BYTES == 4 ? load_weights_4(p + i * SCALE_BYTES) : SCALE_BYTES == 2 ? load_2(p + i * SCALE_BYTES) : load_1(p + i * SCALE_BYTES);
+            word[i * SCALE_BYTES / 4] |= scale << (i * SCALE_BYTES % 4 * 8);
+        }
+}
+
 DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
     const u32 at = step * 64 + (lane_index() & 3) * 16; /* bytes from the row's start */
     weight_chunk c;
-    load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, ROW_BYTES % 64 == 0 ? 16 : at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
+    if (ROW_BYTES % 16 == 0) { /* a lane's 16 bytes are all there, or none of them */
+        if (ROW_BYTES % 64 == 0 || at < ROW_BYTES) {
+            load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, 16);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) c.word[i] = 0;
+        }
+    } else {
+        load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
+    }
     if (GROUP != 0) {
-        const u32 group = SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
-        load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES ? SCALE_ALIGN : SUBS * SCALE_BYTES)>(
-            c.scale, row.scales + group * SCALE_BYTES, NUM_GROUPS % SUBS == 0 ? SUBS * SCALE_BYTES : group < NUM_GROUPS ? (NUM_GROUPS - group) * SCALE_BYTES : 0);
+        load_scales(c.scale, row.scales, SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1));
     }
     if (ZERO_POINTS) {
         const u32 group = GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);

@@ -111,9 +111,8 @@ DEVICE u32 sub_input(u32 step, u32 sub, u32 i) { return step * STEP + sub * 4 * 
 
 #if TENSOR_CORES
 
-/* The activations of a token that belong to a sub, in the order of its pairs. */
-DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAIRS]) {
-    u32 word[NUM_PAIRS];
+/* The activations of a token that belong to a sub, as they lie in memory. */
+DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&word)[NUM_PAIRS]) {
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;
 #pragma unroll
@@ -139,12 +138,16 @@ DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&pair)[NUM_PAI
 #pragma unroll
                 for (u32 i = 0; i < LANE_RUN / 2; i++) word[run / 2 + i] = load_4(p + i * 4);
             }
-        } else {
+        } else if (X_ALIGN < 4 || INNER % LANE_RUN != 0) { /* otherwise a run is all there, or none of it */
 #pragma unroll
             for (u32 i = 0; i < LANE_RUN; i++)
                 if (k + i < INNER) word[(run + i) / 2] |= (u32)load_2(p + i * 2) << (16 * (i % 2));
         }
     }
+}
+
+/* The same in the order of the sub's pairs. */
+DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS]) {
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS; i++) {
         const u32 first = pair_element(i, 0), second = pair_element(i, 1);
@@ -163,9 +166,15 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
     }
 }
 
-/* One step: sums[b] += rows' chunks against the activations x[b]. */
+/* One step: sums[b] += rows' chunks against the activations x[b]. Those of one block of tokens are under way while the
+   weights are unpacked; those of more would take too many registers. */
 template <int BLOCKS>
-DEVICE void multiply_step(float (&sums)[BLOCKS][4], const weight_chunk &low, const weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step) {
+DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step) {
+    u32 ahead[SUBS][NUM_PAIRS];
+#pragma unroll
+    for (u32 sub = 0; sub < SUBS && BLOCKS == 1; sub++) load_activations(x[0], step, sub, ahead[sub]);
+    arrange_weight_chunk(low);
+    arrange_weight_chunk(high);
 #pragma unroll
     for (u32 sub = 0; sub < SUBS; sub++) {
         u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];
@@ -175,8 +184,9 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], const weight_chunk &low, con
         const float low_min = SUB_HAS_MIN ? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN ? sub_min(high, step, sub) : 0.0f;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-            u32 activation[NUM_PAIRS];
-            load_activations(x[b], step, sub, activation);
+            u32 word[NUM_PAIRS], activation[NUM_PAIRS];
+            if (BLOCKS > 1) load_activations(x[b], step, sub, word);
+            pair_activations(BLOCKS == 1 ? ahead[sub] : word, activation);
             if (!SUB_HAS_SCALE) {
                 multiply_pairs(sums[b], low_pairs, high_pairs, activation);
                 continue;
@@ -228,8 +238,6 @@ DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &c, co
     for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {
         const u32 step = first_step + d * STRIDE;
         if (!step_exists<STRIDE>(step)) continue;
-        arrange_weight_chunk(c.low[d]);
-        arrange_weight_chunk(c.high[d]);
         multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step);
     }
 }

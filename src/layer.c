@@ -253,9 +253,12 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
 /* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
 static uint32_t moer_matmul_blocks(uint32_t warps) { return 16 / warps; }
 
+/* Warps that share the steps of a row, a power of two: with fewer than four steps each, what a tile costs beside them shows. */
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix);
-    return steps < 8 ? steps : 8;
+    uint32_t warps = 8;
+    while (warps > 1 && steps < warps * 4) warps /= 2;
+    return warps;
 }
 
 static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {

@@ -171,12 +171,12 @@ static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_
 
 /* The down matmul's weights, as far as they are sure to stay in L2 until it reads them. */
 static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down) {
-    const uint64_t bytes = moer_matrix_bytes(down);
+    const uint64_t data = (uint64_t)down->rows * moer_row_bytes(down), scales = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
     args->next_data = down->data;
     args->next_scales = down->scales;
-    args->next_bytes = (uint64_t)down->rows * moer_row_bytes(down);
-    args->next_scale_bytes = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
-    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (bytes != 0 ? bytes : 1));
+    args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
+    args->next_scale_bytes = down->scales % 16 == 0 && scales % 16 == 0 ? scales : 0;
+    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (data + scales));
 }
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {

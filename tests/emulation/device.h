@@ -133,7 +133,12 @@ EMULATION_INLINE T emulation_load(const void *p, const char *file, int line) {
 EMULATION_INLINE u32x4 load_weights_16(const void *p, EMULATION_PLACE) { return emulation_load<u32x4>(p, file, line); }
 EMULATION_INLINE u32x2 load_weights_8(const void *p, EMULATION_PLACE) { return emulation_load<u32x2>(p, file, line); }
 EMULATION_INLINE u32 load_weights_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
-EMULATION_INLINE void prefetch_weights(const void *p, EMULATION_PLACE) { emulation_load<u8>(p, file, line); }
+#define PREFETCH_BYTES 4096u
+EMULATION_INLINE void prefetch_weights(const void *p, u64 left, EMULATION_PLACE) {
+    const u32 size = left < PREFETCH_BYTES ? (u32)left & ~15u : PREFETCH_BYTES;
+    if (size) emulation_load<u32x4>(p, file, line);
+    if (size) emulation_load<u32x4>((const u8 *)p + size - 16, file, line);
+}
 EMULATION_INLINE u32x4 load_16(const void *p, EMULATION_PLACE) { return emulation_load<u32x4>(p, file, line); }
 EMULATION_INLINE u32x2 load_8(const void *p, EMULATION_PLACE) { return emulation_load<u32x2>(p, file, line); }
 EMULATION_INLINE u32 load_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
