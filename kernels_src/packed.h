@@ -4,7 +4,8 @@
 
   A step is 64 bytes of a row; lane t loads bytes 16t to 16t + 15. Where a group is longer than a step, or a row has one
   scale, that is all. Shorter groups: a matrix fragment adds up what four lanes hold, which then has to belong to one group.
-  So the four lanes exchange words until each holds a fourth of every group (a "sub") of the step.
+  Each lane needs a fourth of every group (a "sub"): with two groups it loads them as two pieces of 8 bytes, with more the
+  four lanes exchange words until each holds its fourths.
 
   Constants, beside tile.h's: GROUP, inputs that share a scale, 0: one scale a row; GROUP_ROWS, rows that share a scale;
   SCALES, dtype of the scales, also E8M0 and E4M3; SCALE_ALIGN, bytes that the scales of every row are aligned to;
@@ -22,6 +23,7 @@
 #define LANE_VALUES (128 / WEIGHT_BITS)
 #define SUBS (GROUP != 0 && GROUP / 4 < LANE_VALUES ? LANE_VALUES * 4 / GROUP : 1)
 #define LANE_SUB (LANE_VALUES / SUBS)
+#define PIECES (SUBS == 2 ? 2 : 1)
 #define LANE_RUN LANE_SUB
 #define SUB_HAS_SCALE (GROUP != 0)
 #define SUB_HAS_MIN 0
@@ -79,21 +81,24 @@ DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *sca
 }
 
 DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
-    const u32 at = step * 64 + (lane_index() & 3) * 16; /* bytes from the row's start */
     weight_chunk c;
-    if (ROW_BYTES % 16 == 0) { /* a lane's 16 bytes are all there, or none of them */
-        if (ROW_BYTES % 64 == 0 || at < ROW_BYTES) {
-            load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, 16);
+#pragma unroll
+    for (u32 piece = 0; piece < PIECES; piece++) {
+        constexpr u32 BYTES = 16 / PIECES;
+        const u32 at = step * 64 + piece * 32 + (lane_index() & 3) * BYTES; /* from the row's start */
+        u32 word[BYTES / 4];
+        if (ROW_BYTES % BYTES != 0) {
+            load_weights<BYTES, WEIGHT_ALIGN>(word, row.data + at, at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
+        } else if (ROW_BYTES % 64 == 0 || at < ROW_BYTES) { /* a piece is all there, or none of it */
+            load_weights<BYTES, WEIGHT_ALIGN>(word, row.data + at, BYTES);
         } else {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) c.word[i] = 0;
+            for (u32 i = 0; i < BYTES / 4; i++) word[i] = 0;
         }
-    } else {
-        load_weights<16, WEIGHT_ALIGN>(c.word, row.data + at, at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
+#pragma unroll
+        for (u32 i = 0; i < BYTES / 4; i++) c.word[piece * (BYTES / 4) + i] = word[i];
     }
-    if (GROUP != 0) {
-        load_scales(c.scale, row.scales, SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1));
-    }
+    if (GROUP != 0) load_scales(c.scale, row.scales, SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1));
     if (ZERO_POINTS) {
         const u32 group = GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
         const u32 first = WEIGHT_BITS == 4 ? group / 2 : group;
@@ -107,15 +112,12 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
 /* The fourth of a group that lane t has after arrange_weight_chunk. */
 DEVICE u32 lane_quarter() {
     const u32 t = lane_index() & 3;
-    return SUBS == 2 || SUBS == 8 ? (t >> 1) | (t & 1) << 1 : t;
+    return SUBS == 8 ? (t >> 1) | (t & 1) << 1 : t;
 }
 
-/* Gives every lane its fourth of each sub: SUBS 2: sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */
+/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */
 DEVICE void arrange_weight_chunk(weight_chunk &c) {
-    if (SUBS == 2) {
-        exchange_words<2>(c.word[0], c.word[2]);
-        exchange_words<2>(c.word[1], c.word[3]);
-    } else if (SUBS > 2) {
+    if (SUBS > 2) {
         exchange_words<1>(c.word[0], c.word[1]);
         exchange_words<1>(c.word[2], c.word[3]);
         exchange_words<2>(c.word[0], c.word[2]);
@@ -169,29 +171,29 @@ DEVICE void unpack_sub_values(const weight_chunk &c, u32, u32, float (&value)[LA
 /* Two codes of four bits, one in the low bits of each half of `codes`, as floats. They stand in the mantissa of 1024 (f16)
    or 128 (bf16), from which 1024 or 128 and the zero point are taken away: exact. */
 DEVICE u32 int4_pair(u32 codes, u32 zero_point) {
-    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x000f000fu) | 0x64006400u, zero_point * 0x10001u + 0x64006400u);
-    return bf162_fma((codes & 0x000f000fu) | 0x43004300u, 0x3f803f80u, zero_point * 0x10001u + 0xc300c300u);
+    if (DECODE == DTYPE_F16) return half2_sub(and_or(codes, 0x000f000fu, 0x64006400u), zero_point * 0x10001u + 0x64006400u);
+    return bf162_fma(and_or(codes, 0x000f000fu, 0x43004300u), 0x3f803f80u, zero_point * 0x10001u + 0xc300c300u);
 }
 
 /* The same for the bits above those: in f16 they can stay where they are, as 1024 + 16 q, and are divided by 16. */
 DEVICE u32 int4_upper_pair(u32 codes, u32 zero_point) {
-    if (DECODE == DTYPE_F16) return half2_fma((codes & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);
+    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);
     return int4_pair(codes >> 4, zero_point);
 }
 
 /* E2M1: the exponent is put where a 16-bit float has its own, then corrected by a power of two. Subnormals come out right. */
 DEVICE u32 fp4_pair(u32 codes) {
     const u32 sign = (codes << 12) & 0x80008000u;
-    if (DECODE == DTYPE_F16) return half2_fma(sign | ((codes << 9) & 0x0e000e00u), 0x74007400u, 0x80008000u); /* * 2^14 */
-    return bf162_fma(sign | ((codes << 6) & 0x01c001c0u), 0x7e807e80u, 0x80008000u);                          /* * 2^126 */
+    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes << 9, 0x0e000e00u, sign), 0x74007400u, 0x80008000u); /* * 2^14 */
+    return bf162_fma(and_or(codes << 6, 0x01c001c0u, sign), 0x7e807e80u, 0x80008000u);                          /* * 2^126 */
 }
 
 /* E4M3 likewise; the code is the upper byte of each half. All ones would come out as 480, and become NaN. */
 DEVICE u32 fp8_pair(u32 codes) {
     const u32 sign = codes & 0x80008000u;
     const u32 all_ones = ((codes & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
-    const u32 pair = DECODE == DTYPE_F16 ? half2_fma(sign | ((codes >> 1) & 0x3f803f80u), 0x5c005c00u, 0x80008000u)  /* * 2^8 */
-                                         : bf162_fma(sign | ((codes >> 4) & 0x07f007f0u), 0x7b807b80u, 0x80008000u); /* * 2^120 */
+    const u32 pair = DECODE == DTYPE_F16 ? half2_fma(and_or(codes >> 1, 0x3f803f80u, sign), 0x5c005c00u, 0x80008000u)  /* * 2^8 */
+                                         : bf162_fma(and_or(codes >> 4, 0x07f007f0u, sign), 0x7b807b80u, 0x80008000u); /* * 2^120 */
     return pair | (all_ones - (all_ones >> 15));
 }
 

@@ -155,13 +155,17 @@ DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS
     }
 }
 
-/* sums += one sub: rows' pairs against the activations. The layout of sums is that of the matrix fragment: sums[0], [1] are
-   row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */
+/* sums += one sub, or with BEGIN sums = one sub: rows' pairs against the activations. The layout of sums is that of the matrix
+   fragment: sums[0], [1] are row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */
+template <bool BEGIN>
 DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS / 2; i++) {
         const u32 a[4] = {low[i * 2], high[i * 2], low[i * 2 + 1], high[i * 2 + 1]};
-        if (X == DTYPE_F16) matrix_multiply_f16(sums, a, activation[i * 2], activation[i * 2 + 1]);
+        if (BEGIN && i == 0) {
+            if (X == DTYPE_F16) matrix_product_f16(sums, a, activation[0], activation[1]);
+            else matrix_product_bf16(sums, a, activation[0], activation[1]);
+        } else if (X == DTYPE_F16) matrix_multiply_f16(sums, a, activation[i * 2], activation[i * 2 + 1]);
         else matrix_multiply_bf16(sums, a, activation[i * 2], activation[i * 2 + 1]);
     }
 }
@@ -169,10 +173,7 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
 /* One step: sums[b] += rows' chunks against the activations x[b]. Those of one block of tokens are under way while the
    weights are unpacked; those of more would take too many registers. */
 template <int BLOCKS>
-DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step) {
-    u32 ahead[SUBS][NUM_PAIRS];
-#pragma unroll
-    for (u32 sub = 0; sub < SUBS && BLOCKS == 1; sub++) load_activations(x[0], step, sub, ahead[sub]);
+DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&ahead)[SUBS][NUM_PAIRS]) {
     arrange_weight_chunk(low);
     arrange_weight_chunk(high);
 #pragma unroll
@@ -185,14 +186,18 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             u32 word[NUM_PAIRS], activation[NUM_PAIRS];
-            if (BLOCKS > 1) load_activations(x[b], step, sub, word);
-            pair_activations(BLOCKS == 1 ? ahead[sub] : word, activation);
+            if (BLOCKS > 1) {
+                load_activations(x[b], step, sub, word);
+                pair_activations(word, activation);
+            } else {
+                pair_activations(ahead[sub], activation);
+            }
             if (!SUB_HAS_SCALE) {
-                multiply_pairs(sums[b], low_pairs, high_pairs, activation);
+                multiply_pairs<false>(sums[b], low_pairs, high_pairs, activation);
                 continue;
             }
-            float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            multiply_pairs(part, low_pairs, high_pairs, activation);
+            float part[4];
+            multiply_pairs<true>(part, low_pairs, high_pairs, activation);
             sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);
             sums[b][1] = f32_fma(low_scale, part[1], sums[b][1]);
             sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);
@@ -201,8 +206,8 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
                 u32 ones[NUM_PAIRS];
 #pragma unroll
                 for (u32 i = 0; i < NUM_PAIRS; i++) ones[i] = X == DTYPE_F16 ? 0x3c003c00u : 0x3f803f80u;
-                float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                multiply_pairs(total, ones, ones, activation);
+                float total[4];
+                multiply_pairs<true>(total, ones, ones, activation);
                 sums[b][0] = f32_fma(low_min, total[0], sums[b][0]);
                 sums[b][1] = f32_fma(low_min, total[1], sums[b][1]);
                 sums[b][2] = f32_fma(high_min, total[2], sums[b][2]);
@@ -234,11 +239,16 @@ DEVICE void load_tile(tile_chunks<STRIDE> &c, const weight_row &low, const weigh
 
 template <int BLOCKS, u32 STRIDE>
 DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &c, const weight_row &, const weight_row &, const u8 *const (&x)[BLOCKS], u32 first_step) {
+    u32 ahead[LOADED_STEPS(STRIDE)][SUBS][NUM_PAIRS];
+#pragma unroll
+    for (u32 d = 0; d < LOADED_STEPS(STRIDE) && BLOCKS == 1; d++)
+        if (step_exists<STRIDE>(first_step + d * STRIDE))
+#pragma unroll
+            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x[0], first_step + d * STRIDE, sub, ahead[d][sub]);
 #pragma unroll
     for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {
         const u32 step = first_step + d * STRIDE;
-        if (!step_exists<STRIDE>(step)) continue;
-        multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step);
+        if (step_exists<STRIDE>(step)) multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step, ahead[d]);
     }
 }
 

@@ -77,6 +77,7 @@ EMULATION_INLINE u32 warp_shuffle_down(u32 v, u32 delta, EMULATION_PLACE) {
 }
 
 /* ---- bits ---- */
+EMULATION_INLINE u32 and_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
 EMULATION_INLINE u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
 EMULATION_INLINE u32 f32_bits(float f) { return emulation_bits(f); }
 EMULATION_INLINE float f32_from_bits(u32 u) { return emulation_float(u); }
@@ -124,6 +125,16 @@ EMULATION_INLINE void matrix_multiply_bf16(float (&c)[4], const u32 (&a)[4], u32
     emulation->matrix_multiply(EMULATION_MATRIX_BF16, &matrix, file, line);
 }
 
+EMULATION_INLINE void matrix_product_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, EMULATION_PLACE) {
+    c[0] = c[1] = c[2] = c[3] = 0.0f;
+    const emulation_matrix matrix = {c, a, {b0, b1}};
+    emulation->matrix_multiply(EMULATION_MATRIX_F16, &matrix, file, line);
+}
+EMULATION_INLINE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, EMULATION_PLACE) {
+    c[0] = c[1] = c[2] = c[3] = 0.0f;
+    const emulation_matrix matrix = {c, a, {b0, b1}};
+    emulation->matrix_multiply(EMULATION_MATRIX_BF16, &matrix, file, line);
+}
 /* ---- global memory ---- */
 template <class T>
 EMULATION_INLINE T emulation_load(const void *p, const char *file, int line) {
