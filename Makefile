@@ -15,8 +15,11 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h scores.h select.h tile.h vector.h \
     route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
+# What the parts share: the first includes the others.
+HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
-PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c \
+PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc.c \
+    cache_entry.c cache_folder.c cache_file.c cache_trim.c pack.c pack_write.c cache.c cache_calls.c context.c variant.c \
     cpu_route.c cpu_maps.c cpu_experts.c layer.c sequence.c cpu_operations.c operations.c explain.c)
 
 all: moe_route.h
@@ -24,12 +27,12 @@ all: moe_route.h
 build:
 	@mkdir -p build
 
-build/amalgamate: tools/amalgamate.c src/api.h src/internal.h src/sha256.c kernels_src/args.h | build
+build/amalgamate: tools/amalgamate.c src/api.h $(HEADERS) src/sha256.c kernels_src/args.h | build
 	$(CC) $(CFLAGS) -std=c99 -w -o $@ tools/amalgamate.c
 
-AMALGAMATE = --public src/intro.h src/api.h --private src/internal.h --kernels $(KERNELS) --parts $(PARTS) --licence LICENSE
+AMALGAMATE = --public src/intro.h src/api.h --private $(HEADERS) --kernels $(KERNELS) --parts $(PARTS) --licence LICENSE
 
-moe_route.h: build/amalgamate src/intro.h src/api.h src/internal.h LICENSE $(KERNELS) $(PARTS)
+moe_route.h: build/amalgamate src/intro.h src/api.h $(HEADERS) LICENSE $(KERNELS) $(PARTS)
 	build/amalgamate $@ $(AMALGAMATE)
 
 # The header again, elsewhere, to compare.
@@ -51,7 +54,7 @@ include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
 DEVICE_TESTS = test_route test_maps test_layer
-HOST_TESTS = test_safetensors test_errors test_cache
+HOST_TESTS = test_safetensors test_errors test_cache test_cache_faults
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
 build/test_%: tests/test_%.c $(SUPPORT) | build

@@ -482,7 +482,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context
     if (out != NULL) *out = NULL;
     if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
     if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: %s is NULL", desc == NULL ? "desc" : "layer");
-    if (!context->usable) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: the context's creation failed");
+    status = moer_context_check(context, "moe_route_layer_create");
+    if (status != MOE_ROUTE_OK) return status;
     layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
     if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
     layer->context = context;

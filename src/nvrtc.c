@@ -207,9 +207,25 @@ static int moer_nvrtc_try_named(moer_nvrtc_search *search, const char *path) {
     return 0;
 }
 
+#if defined(_WIN32)
+/* The toolkit's installer adds its folder to PATH. The loader isn't asked to search PATH, because it would look in the
+   current folder, too. */
+static int moer_nvrtc_try_path_folders(moer_nvrtc_search *search) {
+    char value[MOER_PATH_MAX], *folder, *end;
+    int found = 0;
+    if (!moer_environment("PATH", value, sizeof value)) return 0;
+    for (folder = value; folder && !found; folder = end) {
+        end = strchr(folder, ';');
+        if (end) *end++ = '\0';
+        if (moer_path_is_absolute(folder)) found = moer_nvrtc_try_folder(search, folder);
+    }
+    return found;
+}
+#endif
+
 static int moer_nvrtc_try_places(moer_nvrtc_search *search) {
-    const char *conda = moer_environment("CONDA_PREFIX");
-    char folder[MOER_PATH_MAX], name[64];
+    char folder[MOER_PATH_MAX], value[MOER_PATH_MAX], name[64];
+    const char *conda;
     int major;
     for (major = search->newest; major >= search->oldest; major--) {
         void *library;
@@ -217,17 +233,25 @@ static int moer_nvrtc_try_places(moer_nvrtc_search *search) {
         library = moer_library_loaded(name);
         if (library && moer_nvrtc_accept(search, library, name)) return 1;
     }
-    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_HOME"))) return 1;
-    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_PATH"))) return 1;
+    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_HOME", value, sizeof value))) return 1;
+    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_PATH", value, sizeof value))) return 1;
+#if defined(_WIN32)
+    if (moer_nvrtc_try_path_folders(search)) return 1;
+#else
+    if (moer_nvrtc_try_toolkit(search, "/usr/local/cuda")) return 1;
+    for (major = search->newest; major >= search->oldest; major--) {
+        folder[0] = '\0';
+        moer_append(folder, sizeof folder, "/usr/local/cuda-%d", major);
+        if (moer_path_inspect(folder) == MOER_PATH_FOLDER && moer_nvrtc_try_toolkit(search, folder)) return 1;
+    }
+#endif
     moer_nvrtc_list(search, "the system's library path");
     for (major = search->newest; major >= search->oldest; major--) {
         moer_nvrtc_library_name(major, name, sizeof name);
         if (moer_nvrtc_try(search, name)) return 1;
     }
-#if !defined(_WIN32)
-    if (moer_nvrtc_try_toolkit(search, "/usr/local/cuda")) return 1;
-#endif
-    if (moer_nvrtc_try_python(search, moer_environment("VIRTUAL_ENV"))) return 1;
+    if (moer_nvrtc_try_python(search, moer_environment("VIRTUAL_ENV", value, sizeof value))) return 1;
+    conda = moer_environment("CONDA_PREFIX", value, sizeof value);
     if (moer_nvrtc_try_python(search, conda)) return 1;
     if (conda && moer_path_is_absolute(conda)) {
         folder[0] = '\0';
@@ -263,6 +287,7 @@ static int moer_nvrtc_find(moer_nvrtc_search *search, int driver_version, const 
 
 /* Opens NVRTC if it isn't yet. A failure isn't kept: a later compilation looks again, and so has the full message. */
 static moe_route_status moer_nvrtc_open(moe_route_context *context) {
+    char value[MOER_PATH_MAX];
     const char *named = NULL, *named_by = "nvrtc_path";
     moer_nvrtc_search *search;
     moe_route_status status = MOE_ROUTE_OK;
@@ -275,7 +300,7 @@ static moe_route_status moer_nvrtc_open(moe_route_context *context) {
     if (context->nvrtc_path[0]) {
         named = context->nvrtc_path;
     } else {
-        named = moer_environment("MOE_ROUTE_NVRTC_PATH");
+        named = moer_environment("MOE_ROUTE_NVRTC_PATH", value, sizeof value);
         named_by = "MOE_ROUTE_NVRTC_PATH";
     }
     search = (moer_nvrtc_search *)moer_alloc(context, sizeof *search);
@@ -418,19 +443,24 @@ static char *moer_nvrtc_add_option(moer_nvrtc_inputs *inputs, char *next, const 
    the driver, which would spoil a later fork. */
 static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, moer_nvrtc_inputs *inputs,
                                                   const char *defines) {
-    static const char *const fixed[] = {"--std=c++17", "-no-source-include", "--modify-stack-limit=false",
-                                        "--no-cache"};
+    static const char *const fixed[] = {"-no-source-include", "--modify-stack-limit=false", "--no-cache"};
     size_t num_fixed = MOER_COUNT(fixed) - (context->nvrtc.version < MOER_NVRTC_NO_CACHE_VERSION ? 1u : 0u);
-    size_t count = 1 + num_fixed, size, i;
+    size_t count = 1 + num_fixed, size, i, w;
+    const char *words[2];
     char architecture[64], *next;
     const char *word;
     moe_route_status status = moer_nvrtc_architecture(context, architecture, sizeof architecture, &inputs->ptx);
     if (status != MOE_ROUTE_OK) return status;
     size = strlen(architecture) + 1;
     for (i = 0; i < num_fixed; i++) size += strlen(fixed[i]) + 1;
-    for (word = defines; *word; word++) count += *word == ' ';
-    count += 1;
-    size += strlen(defines) + count * sizeof "-D";
+    words[0] = MOER_CODE_OPTIONS;
+    words[1] = defines;
+    for (w = 0; w < 2; w++) {
+        for (word = words[w]; *word; word++) count += *word == ' ';
+        count += 1;
+        size += strlen(words[w]);
+    }
+    size += count * sizeof "-D";
     inputs->words = (char *)moer_alloc(context, size);
     inputs->options = (const char **)moer_alloc(context, count * sizeof *inputs->options);
     if (!inputs->words || !inputs->options) {
@@ -438,10 +468,12 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
     }
     next = moer_nvrtc_add_option(inputs, inputs->words, "", architecture, strlen(architecture));
     for (i = 0; i < num_fixed; i++) next = moer_nvrtc_add_option(inputs, next, "", fixed[i], strlen(fixed[i]));
-    for (word = defines; *word;) {
-        size_t length = strcspn(word, " ");
-        if (length > 0) next = moer_nvrtc_add_option(inputs, next, "-D", word, length);
-        word += length + (word[length] == ' ');
+    for (w = 0; w < 2; w++) {
+        for (word = words[w]; *word;) {
+            size_t length = strcspn(word, " ");
+            if (length > 0) next = moer_nvrtc_add_option(inputs, next, w ? "-D" : "", word, length);
+            word += length + (word[length] == ' ');
+        }
     }
     return MOE_ROUTE_OK;
 }
@@ -477,14 +509,16 @@ static moe_route_status moer_nvrtc_fail(moe_route_context *context, const char *
                      text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
 }
 
-/* Copies the compiled code out. PTX comes with its terminator, which the driver relies on. */
-static int moer_nvrtc_take(moe_route_context *context, moer_nvrtc_program program, int ptx, moer_bytes *code) {
+/* Copies the compiled code out; *memory is 0 when there is none for it. PTX comes with its terminator, which the driver relies on. */
+static int moer_nvrtc_take(moe_route_context *context, moer_nvrtc_program program, int ptx, moer_bytes *code,
+                           int *memory) {
     const moer_nvrtc *nvrtc = &context->nvrtc;
     size_t size = 0;
     int result = ptx ? nvrtc->nvrtcGetPTXSize(program, &size) : nvrtc->nvrtcGetCUBINSize(program, &size);
     if (result != 0) return result;
     code->data = size < (size_t)-1 ? (unsigned char *)moer_alloc(context, size + 1) : NULL;
-    if (!code->data) return MOER_NVRTC_ERROR_OUT_OF_MEMORY;
+    *memory = code->data != NULL;
+    if (!code->data) return 0;
     code->size = size;
     result = ptx ? nvrtc->nvrtcGetPTX(program, (char *)code->data) : nvrtc->nvrtcGetCUBIN(program, (char *)code->data);
     if (result != 0) {
@@ -502,7 +536,7 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
     moe_route_status status = MOE_ROUTE_OK;
     moer_locale locale;
     char *log;
-    int result;
+    int result, memory = 1;
     moer_locale_begin(&locale);
     result = nvrtc->nvrtcCreateProgram(&program, inputs->source, file, inputs->num_headers, inputs->headers,
                                        inputs->headers + inputs->num_headers);
@@ -512,11 +546,12 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
     }
     if (result == 0) {
         call = inputs->ptx ? "nvrtcGetPTX" : "nvrtcGetCUBIN";
-        result = moer_nvrtc_take(context, program, inputs->ptx, code);
+        result = moer_nvrtc_take(context, program, inputs->ptx, code, &memory);
     }
     moer_locale_end(&locale);
     log = moer_nvrtc_log(context, program);
     if (result != 0) status = moer_nvrtc_fail(context, file, defines, call, result, log);
+    else if (!memory) status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for the code of %s", file);
     else if (log) moer_log(context, MOE_ROUTE_LOG_INFO, "NVRTC on %s (%s): %s", file, defines, log);
     moer_free(context, log);
     if (program) nvrtc->nvrtcDestroyProgram(&program);
@@ -525,11 +560,13 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
 
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code) {
+    double start, milliseconds;
     moer_nvrtc_inputs inputs;
     moe_route_status status;
     memset(code, 0, sizeof *code);
     status = moer_nvrtc_open(context);
     if (status != MOE_ROUTE_OK) return status;
+    start = moer_milliseconds();
     memset(&inputs, 0, sizeof inputs);
     if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
@@ -537,5 +574,10 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_run(context, &inputs, file, defines, code);
     moer_nvrtc_inputs_free(context, &inputs);
+    milliseconds = moer_milliseconds() - start;
+    moer_mutex_lock(&context->mutex);
+    context->statistics.compiles += status == MOE_ROUTE_OK;
+    context->statistics.compile_milliseconds += milliseconds;
+    moer_mutex_unlock(&context->mutex);
     return status;
 }
