@@ -54,7 +54,7 @@ include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
 DEVICE_TESTS = test_route test_maps test_layer
-HOST_TESTS = test_safetensors test_errors test_cache test_cache_faults
+HOST_TESTS = test_safetensors test_errors test_cache test_cache_faults test_cache_threads
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
 build/test_%: tests/test_%.c $(SUPPORT) | build
@@ -64,7 +64,12 @@ build/test_%: tests/test_%.c $(SUPPORT) | build
 build/sanitized_%: tests/test_%.c $(SUPPORT) | build
 	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(DEVICE_TESTS:%=build/%) build/test_compile
+# And under ThreadSanitizer.
+build/threads_%: tests/test_%.c $(SUPPORT) | build
+	$(CC) $(SANITIZED) -fsanitize=thread -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+
+THREAD_RUNS = build/threads_cache_threads
+HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
 # The emulated device draws the order in which warps and lanes run from a seed.
 EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %'))

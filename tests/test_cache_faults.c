@@ -551,8 +551,8 @@ TEST(a_process_may_be_killed_at_any_moment) {
             fault.kind = FAULT_ANY;
             fault.at = at;
             fault.count = 1;
-            fault.kill = 1;
-            o = create_layer(&at_folder, ALL_OPERATIONS, STAND_IN_COMPILE);
+            fault.kill = SIGKILL;
+            o = create_layer(&at_folder, MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE, STAND_IN_COMPILE);
             _exit(o.status == MOE_ROUTE_OK && !o.wrong ? 0 : 1);
         }
         waitpid(child, &status, 0);
@@ -565,7 +565,7 @@ TEST(a_process_may_be_killed_at_any_moment) {
         count_files(folder, &entries, &others, found, sizeof found);
         CHECK(others <= 1, "killed at operation %u: %u other files", at, others);
         left += others;
-        o = create_layer(&at_folder, ALL_OPERATIONS, STAND_IN_COMPILE);
+        o = create_layer(&at_folder, MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE, STAND_IN_COMPILE);
         CHECK_RIGHT(o, "after a killed process");
         CHECK_TROUBLES(o, 0, "after a killed process");
         CHECK(o.statistics.cache_hits == entries, "killed at operation %u: %u hits of %u entries", at, (unsigned)o.statistics.cache_hits, entries);
@@ -580,7 +580,7 @@ TEST(a_process_may_be_killed_at_any_moment) {
         CHECK(others == 0, "killed at operation %u: an old temporary file is still there", at);
         remove_tree(folder);
     }
-    CHECK(killed > 30 && left > 5 && at < 400, "%u processes were killed and %u left something", killed, left);
+    CHECK(killed > 20 && left > 5 && at < 400, "%u processes were killed and %u left something", killed, left);
 }
 
 TEST(the_clock_may_change) {

@@ -149,7 +149,7 @@ static struct {
     fault_kind kind;
     unsigned at, count; /* which of that kind fails, from 1; how many from there on, 0: all */
     int error;
-    int kill;           /* instead of failing, the process ends: before the operation; in a write, after a part of it */
+    int kill;           /* instead of failing, the process gets this signal: before the operation; in a write, after a part of it */
     unsigned seen;
     unsigned percent;   /* instead: each operation fails with this probability, seeded by `state` */
     unsigned state;
@@ -174,7 +174,7 @@ STAND_IN_FUNCTION int fault_hits(fault_kind kind) {
     if (fault.kind == FAULT_NONE || (fault.kind != kind && (fault.kind != FAULT_ANY || kind == FAULT_RENAME_DONE))) return 0;
     seen = COUNTED(fault.seen);
     if (seen < fault.at || (fault.count && seen >= fault.at + fault.count)) return 0;
-    if (fault.kill && kind != FAULT_WRITE) raise(SIGKILL);
+    if (fault.kill && kind != FAULT_WRITE) raise(fault.kill);
     errno = fault.error;
     return 1;
 }
@@ -189,8 +189,9 @@ static long faulty_write(moer_file file, const void *data, size_t size) { /* in 
     const size_t part = size > 100 ? 100 : size;
     if (!fault_hits(FAULT_WRITE)) return moer_file_write(file, data, part);
     if (fault.kill) {
-        if (moer_file_write(file, data, part / 2) < 0) return -1;
-        raise(SIGKILL);
+        const long written = moer_file_write(file, data, part / 2);
+        raise(fault.kill);
+        return written;
     }
     return -1;
 }
