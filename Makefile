@@ -54,7 +54,7 @@ include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
 DEVICE_TESTS = test_route test_maps test_layer
-HOST_TESTS = test_safetensors test_errors test_cache test_cache_faults test_cache_threads test_packs
+HOST_TESTS = test_safetensors test_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
 build/test_%: tests/test_%.c $(SUPPORT) | build
