@@ -69,13 +69,21 @@ build/threads_%: tests/test_%.c $(SUPPORT) | build
 	$(CC) $(SANITIZED) -fsanitize=thread -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
 THREAD_RUNS = build/threads_cache_threads
+
+# A whole process, for the tests that look at one from outside.
+build/one_layer: tests/programs/one_layer.c moe_route.h | build
+	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh
+PROGRAMS = build/demo build/one_layer build/test_nvrtc
+OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
 # The emulated device draws the order in which warps and lanes run from a seed.
 EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %'))
 
-test: moe_route.h build/demo $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
-	tests/run.sh tests/test_header.sh tests/test_demo.sh $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
+test: moe_route.h $(PROGRAMS) build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
+	tests/run.sh $(SCRIPTS) $(OLD_GPU) $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
 	    $(SANITIZED_RUNS:%='TEST_SIZE=small %') $(EMULATED_RUNS)
 
 test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)

@@ -729,7 +729,8 @@ static void moer_library_error(char *text, size_t size); /* why this thread's la
 /* Folder of the library that a function lies in, without a closing slash; 0 when unknown. */
 static int moer_library_folder(moer_function function, char *folder, size_t size);
 
-/* Makes "C" this thread's locale, and puts back what it was. NVRTC 12 changes it, and reads numbers by it. */
+/* Makes "C" this thread's locale, and puts back what it was, for the process, too. NVRTC 12 changes both, and reads numbers by
+   them. */
 static void moer_locale_begin(moer_locale *locale);
 static void moer_locale_end(const moer_locale *locale);
 
@@ -3021,6 +3022,32 @@ static int moer_executable_folder(char *folder, size_t size) {
     return moer_path_parent(folder);
 }
 
+/* NVRTC before 12.4 sets the whole process's LC_NUMERIC to "C" and leaves it. The first of the threads that compile at once
+   keeps what it was, and the last puts it back. */
+static pthread_mutex_t moer_locale_mutex = PTHREAD_MUTEX_INITIALIZER;
+static unsigned moer_locale_users;
+static char moer_locale_numeric[128]; /* empty: unknown */
+
+static void moer_locale_keep(void) {
+    const char *name;
+    moer_mutex_lock(&moer_locale_mutex);
+    if (moer_locale_users++ == 0) {
+        name = setlocale(LC_NUMERIC, NULL);
+        if (!name || !moer_text_set(moer_locale_numeric, sizeof moer_locale_numeric, name)) moer_locale_numeric[0] = '\0';
+    }
+    moer_mutex_unlock(&moer_locale_mutex);
+}
+
+static void moer_locale_put_back(void) {
+    const char *name;
+    moer_mutex_lock(&moer_locale_mutex);
+    if (--moer_locale_users == 0 && moer_locale_numeric[0]) {
+        name = setlocale(LC_NUMERIC, NULL);
+        if (name && strcmp(name, "C") == 0 && strcmp(name, moer_locale_numeric) != 0) setlocale(LC_NUMERIC, moer_locale_numeric);
+    }
+    moer_mutex_unlock(&moer_locale_mutex);
+}
+
 /* locale_t is a pointer in every C library that NVRTC runs with. */
 static void moer_locale_begin(moer_locale *locale) {
 #if defined(LC_ALL_MASK)
@@ -3030,6 +3057,7 @@ static void moer_locale_begin(moer_locale *locale) {
 #endif
     void *(*new_locale)(int, const char *, void *) = (void *(*)(int, const char *, void *))moer_hidden("newlocale");
     void *(*use_locale)(void *) = (void *(*)(void *))moer_hidden("uselocale");
+    moer_locale_keep();
     locale->saved = locale->neutral = NULL;
     if (!new_locale || !use_locale) return;
     locale->neutral = new_locale(mask, "C", NULL);
@@ -3041,6 +3069,7 @@ static void moer_locale_end(const moer_locale *locale) {
     void (*free_locale)(void *) = (void (*)(void *))moer_hidden("freelocale");
     if (locale->saved) use_locale(locale->saved);
     if (locale->neutral && free_locale) free_locale(locale->neutral);
+    moer_locale_put_back();
 }
 
 static int moer_home_folder(char *folder, size_t size) {

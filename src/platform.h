@@ -72,7 +72,8 @@ static void moer_library_error(char *text, size_t size); /* why this thread's la
 /* Folder of the library that a function lies in, without a closing slash; 0 when unknown. */
 static int moer_library_folder(moer_function function, char *folder, size_t size);
 
-/* Makes "C" this thread's locale, and puts back what it was. NVRTC 12 changes it, and reads numbers by it. */
+/* Makes "C" this thread's locale, and puts back what it was, for the process, too. NVRTC 12 changes both, and reads numbers by
+   them. */
 static void moer_locale_begin(moer_locale *locale);
 static void moer_locale_end(const moer_locale *locale);
 
