@@ -103,8 +103,8 @@ typedef enum moe_route_device {
 } moe_route_device;
 
 /* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is
-   aligned as malloc's. Both are called by any thread that uses the context, several at a time: they must be thread-safe.
-   The library holds no lock meanwhile. */
+   aligned as malloc's. Both are called by any thread that uses the context, and while a layer is created by up to seven threads
+   that the library starts to compile in: they must be thread-safe. The library holds no lock meanwhile. */
 typedef struct moe_route_allocator {
     void *(*alloc)(size_t size, void *user);
     void (*free)(void *memory, void *user);
@@ -114,7 +114,7 @@ typedef struct moe_route_allocator {
 typedef enum moe_route_log_level { MOE_ROUTE_LOG_ERROR = 1, MOE_ROUTE_LOG_WARNING = 2, MOE_ROUTE_LOG_INFO = 3 } moe_route_log_level;
 
 /* Receives every error message, every warning (a cache that can't be used) and a line for each variant compiled or
-   loaded. May be called from any thread that uses the context. Without it the library is silent. */
+   loaded. Called by the same threads as the allocator, several at a time. Without it the library is silent. */
 typedef struct moe_route_logger {
     void (*log)(moe_route_log_level level, const char *message, void *user);
     void *user;
@@ -675,6 +675,7 @@ typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(con
 #include <windows.h>
 typedef SRWLOCK moer_mutex;
 typedef CONDITION_VARIABLE moer_condition;
+typedef HANDLE moer_thread_handle;
 typedef HANDLE moer_file;
 #define MOER_NO_FILE INVALID_HANDLE_VALUE
 typedef struct moer_folder { /* being listed */
@@ -692,6 +693,7 @@ typedef struct moer_locale {
 #include <pthread.h>
 typedef pthread_mutex_t moer_mutex;
 typedef pthread_cond_t moer_condition;
+typedef pthread_t moer_thread_handle;
 typedef int moer_file;
 #define MOER_NO_FILE (-1)
 typedef struct moer_folder { /* being listed */
@@ -712,6 +714,15 @@ static void moer_condition_init(moer_condition *condition);
 static void moer_condition_destroy(moer_condition *condition);
 static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex);
 static void moer_condition_broadcast(moer_condition *condition);
+
+typedef struct moer_thread {
+    moer_thread_handle handle;
+    void (*function)(void *user);
+    void *user;
+} moer_thread;
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user); /* *thread stays until the join */
+static void moer_thread_join(moer_thread *thread);
+static uint32_t moer_processors(void); /* at least 1 */
 
 static double moer_milliseconds(void); /* of a clock that only serves for differences */
 static long moer_process_id(void);
@@ -1057,9 +1068,12 @@ typedef struct moer_nvrtc {
    They are part of every cache key. */
 #define MOER_CODE_OPTIONS "--std=c++17"
 
-/* Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
+/* moer_nvrtc_open finds and opens NVRTC if it isn't yet; compiling does it, too.
+
+   Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
    context->target. Finds and opens NVRTC the first time. The result is a cubin, or PTX where NVRTC is older than the
    GPU. May be called by several threads at once. */
+static moe_route_status moer_nvrtc_open(moe_route_context *context);
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
 
@@ -1087,10 +1101,29 @@ typedef struct moer_variant {
     int static_shared_bytes[MOER_MAX_ENTRIES];
 } moer_variant;
 
-/* The variant, loaded: from the table, else the cache, else compiled. */
+typedef struct moer_team moer_team;
+/* The variant, loaded: from the table, else kept code, else compiled. `team` gets help before the first compilation; it may be
+   NULL. */
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
-                                         const moer_variant **variant);
+                                         moer_team *team, const moer_variant **variant);
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+
+/* ---- wanted.c: the variants of a layer, made side by side ---- */
+#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
+
+typedef struct moer_wanted {
+    uint32_t count;
+    struct {
+        const moer_family *family;
+        char defines[sizeof ((moer_variant *)0)->defines];
+        const moer_variant **variant; /* set by moer_wanted_make */
+    } items[MOER_MAX_LAYER_VARIANTS];
+} moer_wanted;
+
+static moe_route_status moer_wanted_add(moe_route_context *context, moer_wanted *wanted, const moer_family *family, const char *defines,
+                                        const moer_variant **variant);
+static moe_route_status moer_wanted_make(moe_route_context *context, moer_wanted *wanted);
+static void moer_team_grow(moer_team *team); /* threads that take over what is still to be made */
 
 /* ---- context.c ---- */
 struct moe_route_context {
@@ -1145,8 +1178,6 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
 } moer_matrix;
 
-#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
-
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -1162,6 +1193,7 @@ struct moe_route_layer {
     const moer_variant *gate_up_gated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *combine, *expand;
+    moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
     uint32_t num_variants;
 };
@@ -2948,6 +2980,29 @@ static void moer_condition_destroy(moer_condition *condition) { pthread_cond_des
 static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) { pthread_cond_wait(condition, mutex); }
 static void moer_condition_broadcast(moer_condition *condition) { pthread_cond_broadcast(condition); }
 
+static void *moer_thread_run(void *user) {
+    moer_thread *thread = (moer_thread *)user;
+    thread->function(thread->user);
+    return NULL;
+}
+
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user) {
+    thread->function = function;
+    thread->user = user;
+    return pthread_create(&thread->handle, NULL, moer_thread_run, thread) == 0;
+}
+
+static void moer_thread_join(moer_thread *thread) { pthread_join(thread->handle, NULL); }
+
+static uint32_t moer_processors(void) {
+#if defined(_SC_NPROCESSORS_ONLN)
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count > 1 ? (uint32_t)count : 1;
+#else
+    return 1;
+#endif
+}
+
 static double moer_milliseconds(void) {
 #if defined(CLOCK_MONOTONIC)
     struct timespec now;
@@ -3273,6 +3328,30 @@ static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) {
     SleepConditionVariableSRW(condition, mutex, INFINITE, 0);
 }
 static void moer_condition_broadcast(moer_condition *condition) { WakeAllConditionVariable(condition); }
+
+static DWORD WINAPI moer_thread_run(LPVOID user) {
+    moer_thread *thread = (moer_thread *)user;
+    thread->function(thread->user);
+    return 0;
+}
+
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user) {
+    thread->function = function;
+    thread->user = user;
+    thread->handle = CreateThread(NULL, 0, moer_thread_run, thread, 0, NULL);
+    return thread->handle != NULL;
+}
+
+static void moer_thread_join(moer_thread *thread) {
+    WaitForSingleObject(thread->handle, INFINITE);
+    CloseHandle(thread->handle);
+}
+
+static uint32_t moer_processors(void) {
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwNumberOfProcessors > 1 ? (uint32_t)info.dwNumberOfProcessors : 1;
+}
 
 static double moer_milliseconds(void) {
     LARGE_INTEGER ticks, frequency;
@@ -5857,11 +5936,13 @@ static moe_route_status moer_variant_read(moe_route_context *context, moer_varia
     return MOE_ROUTE_OK;
 }
 
-static moe_route_status moer_variant_compile(moe_route_context *context, moer_variant *variant, const moer_lookup *lookup) {
+static moe_route_status moer_variant_compile(moe_route_context *context, moer_variant *variant, moer_team *team, const moer_lookup *lookup) {
     moer_bytes code;
     moer_cu_result result = 0;
     const char *call = "";
-    moe_route_status status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
+    moe_route_status status = moer_nvrtc_open(context); /* first, so that a failure is told once */
+    if (status == MOE_ROUTE_OK && team != NULL) moer_team_grow(team);
+    if (status == MOE_ROUTE_OK) status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
     if (status != MOE_ROUTE_OK) return status;
     if (context->device == MOE_ROUTE_DEVICE_GPU) {
         status = moer_variant_load(context, variant, &code, &result, &call);
@@ -5880,7 +5961,7 @@ static moe_route_status moer_variant_compile(moe_route_context *context, moer_va
     return status;
 }
 
-static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant) {
+static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant, moer_team *team) {
     const double start = moer_milliseconds();
     moer_lookup *lookup = (moer_lookup *)moer_alloc(context, sizeof *lookup);
     int made = 0;
@@ -5890,7 +5971,7 @@ static moe_route_status moer_variant_make(moe_route_context *context, moer_varia
         status = moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
     else
         status = moer_variant_read(context, variant, lookup, &made);
-    if (status == MOE_ROUTE_OK && !made) status = moer_variant_compile(context, variant, lookup);
+    if (status == MOE_ROUTE_OK && !made) status = moer_variant_compile(context, variant, team, lookup);
     moer_free(context, lookup);
     if (context->device != MOE_ROUTE_DEVICE_COMPILE || status != MOE_ROUTE_OK) {
         moer_free(context, variant->entry.data);
@@ -5936,7 +6017,7 @@ static moe_route_status moer_variant_wait(moe_route_context *context, moer_varia
 
 /* The variant, loaded: from the table, else kept code, else compiled. A thread that asks for one which another thread is
    making waits for it; different variants are made side by side. */
-static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, const moer_variant **found) {
+static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, moer_team *team, const moer_variant **found) {
     moer_variant *made, *variant;
     moe_route_status status;
     int forgotten = 0;
@@ -5965,7 +6046,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
     context->variants = made;
     moer_mutex_unlock(&context->mutex);
 
-    status = moer_variant_make(context, made);
+    status = moer_variant_make(context, made, team);
 
     moer_mutex_lock(&context->mutex);
     made->status = status;
@@ -5988,6 +6069,76 @@ static void moer_variants_destroy(moe_route_context *context, int unload) {
         moer_free(context, variant->entry.data);
         moer_free(context, variant);
     }
+}
+
+/* ---- src/wanted.c ---- */
+/*
+  wanted.c: the variants that a layer needs, made side by side: NVRTC compiles in several threads as fast as in one, and a layer
+  has several variants. The threads exist only while a layer is created that has something to compile: reading from the cache
+  isn't worth one. Which variants these are is decided in layer.c; how one is made, in variant.c.
+*/
+
+#define MOER_TEAM_MAX 7 /* helpers; each compilation takes some 40 MB */
+
+struct moer_team {
+    moe_route_context *context; /* whose mutex guards the rest */
+    moer_wanted *wanted;
+    uint32_t next;              /* the first that nobody has taken yet */
+    moe_route_status status;    /* of the last failure; nothing is taken after one */
+    uint32_t num_helpers;       /* only the thread that creates the layer looks at these */
+    moer_thread helpers[MOER_TEAM_MAX];
+    int grown;
+};
+
+static moe_route_status moer_wanted_add(moe_route_context *context, moer_wanted *wanted, const moer_family *family, const char *defines,
+                                        const moer_variant **variant) {
+    if (wanted->count == MOER_MAX_LAYER_VARIANTS)
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: it needs more than %u kernel variants", (unsigned)MOER_MAX_LAYER_VARIANTS);
+    wanted->items[wanted->count].family = family;
+    wanted->items[wanted->count].variant = variant;
+    moer_text_set(wanted->items[wanted->count].defines, sizeof wanted->items[0].defines, defines);
+    wanted->count++;
+    return MOE_ROUTE_OK;
+}
+
+static void moer_team_work(moer_team *team, moer_team *grows) {
+    moe_route_context *context = team->context;
+    moe_route_status status = MOE_ROUTE_OK;
+    for (;;) {
+        uint32_t i;
+        moer_mutex_lock(&context->mutex);
+        if (status != MOE_ROUTE_OK) team->status = status;
+        i = team->status == MOE_ROUTE_OK && team->next < team->wanted->count ? team->next++ : team->wanted->count;
+        moer_mutex_unlock(&context->mutex);
+        if (i == team->wanted->count) return;
+        status = moer_variant_get(context, team->wanted->items[i].family, team->wanted->items[i].defines, grows, team->wanted->items[i].variant);
+    }
+}
+
+static void moer_team_help(void *user) { moer_team_work((moer_team *)user, NULL); }
+
+static void moer_team_grow(moer_team *team) {
+    uint32_t left, processors = moer_processors();
+    if (team->grown) return;
+    team->grown = 1;
+    moer_mutex_lock(&team->context->mutex);
+    left = team->wanted->count - team->next;
+    moer_mutex_unlock(&team->context->mutex);
+    while (team->num_helpers < left && team->num_helpers + 1 < processors && team->num_helpers < MOER_TEAM_MAX) {
+        if (!moer_thread_start(&team->helpers[team->num_helpers], moer_team_help, team)) return; /* then with fewer */
+        team->num_helpers++;
+    }
+}
+
+static moe_route_status moer_wanted_make(moe_route_context *context, moer_wanted *wanted) {
+    moer_team team;
+    uint32_t i;
+    memset(&team, 0, sizeof team);
+    team.context = context;
+    team.wanted = wanted;
+    moer_team_work(&team, &team);
+    for (i = 0; i < team.num_helpers; i++) moer_thread_join(&team.helpers[i]);
+    return team.status;
 }
 
 /* ---- src/cpu_route.c ---- */
@@ -6582,16 +6733,9 @@ static void moer_define(char *defines, const char *name, unsigned long value) {
     if (!moer_append(defines, sizeof ((moer_variant *)0)->defines, defines[0] != 0 ? " %s=%lu" : "%s=%lu", name, value)) defines[0] = '!';
 }
 
+/* Notes a variant down: all that the layer needs are made together, and then `variant` points to it. */
 static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_family *family, const char *defines, const moer_variant **variant) {
-    uint32_t i;
-    moe_route_status status = moer_variant_get(layer->context, family, defines, variant);
-    if (status != MOE_ROUTE_OK) return status;
-    for (i = 0; i < layer->num_variants; i++)
-        if (layer->variants[i] == *variant) return MOE_ROUTE_OK;
-    if (layer->num_variants == MOER_MAX_LAYER_VARIANTS)
-        return moer_fail(layer->context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: it needs more than %u kernel variants", (unsigned)MOER_MAX_LAYER_VARIANTS);
-    layer->variants[layer->num_variants++] = *variant;
-    return MOE_ROUTE_OK;
+    return moer_wanted_add(layer->context, layer->wanted, family, defines, variant);
 }
 
 static void moer_define_router(char *defines, const moer_router *router) {
@@ -6798,6 +6942,24 @@ static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     return status;
 }
 
+/* Makes all variants that the layer needs, and lists each of them once. */
+static moe_route_status moer_layer_make_variants(moe_route_layer *layer) {
+    moe_route_status status;
+    uint32_t i, j;
+    layer->wanted = (moer_wanted *)moer_alloc(layer->context, sizeof *layer->wanted);
+    if (layer->wanted == NULL) return moer_fail(layer->context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    status = moer_layer_need_all(layer);
+    if (status == MOE_ROUTE_OK) status = moer_wanted_make(layer->context, layer->wanted);
+    for (i = 0; i < layer->wanted->count && status == MOE_ROUTE_OK; i++) {
+        const moer_variant *variant = *layer->wanted->items[i].variant;
+        for (j = 0; j < layer->num_variants && layer->variants[j] != variant; j++) {}
+        if (j == layer->num_variants) layer->variants[layer->num_variants++] = variant;
+    }
+    moer_free(layer->context, layer->wanted);
+    layer->wanted = NULL;
+    return status;
+}
+
 /* ---- workspace ---- */
 
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens) {
@@ -6869,7 +7031,7 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
         layer->down_parts = 4;
         while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 4 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
     }
-    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_need_all(layer);
+    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_make_variants(layer);
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {

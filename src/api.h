@@ -84,8 +84,8 @@ typedef enum moe_route_device {
 } moe_route_device;
 
 /* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is
-   aligned as malloc's. Both are called by any thread that uses the context, several at a time: they must be thread-safe.
-   The library holds no lock meanwhile. */
+   aligned as malloc's. Both are called by any thread that uses the context, and while a layer is created by up to seven threads
+   that the library starts to compile in: they must be thread-safe. The library holds no lock meanwhile. */
 typedef struct moe_route_allocator {
     void *(*alloc)(size_t size, void *user);
     void (*free)(void *memory, void *user);
@@ -95,7 +95,7 @@ typedef struct moe_route_allocator {
 typedef enum moe_route_log_level { MOE_ROUTE_LOG_ERROR = 1, MOE_ROUTE_LOG_WARNING = 2, MOE_ROUTE_LOG_INFO = 3 } moe_route_log_level;
 
 /* Receives every error message, every warning (a cache that can't be used) and a line for each variant compiled or
-   loaded. May be called from any thread that uses the context. Without it the library is silent. */
+   loaded. Called by the same threads as the allocator, several at a time. Without it the library is silent. */
 typedef struct moe_route_logger {
     void (*log)(moe_route_log_level level, const char *message, void *user);
     void *user;

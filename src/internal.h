@@ -159,9 +159,12 @@ typedef struct moer_nvrtc {
    They are part of every cache key. */
 #define MOER_CODE_OPTIONS "--std=c++17"
 
-/* Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
+/* moer_nvrtc_open finds and opens NVRTC if it isn't yet; compiling does it, too.
+
+   Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
    context->target. Finds and opens NVRTC the first time. The result is a cubin, or PTX where NVRTC is older than the
    GPU. May be called by several threads at once. */
+static moe_route_status moer_nvrtc_open(moe_route_context *context);
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
 
@@ -189,10 +192,29 @@ typedef struct moer_variant {
     int static_shared_bytes[MOER_MAX_ENTRIES];
 } moer_variant;
 
-/* The variant, loaded: from the table, else the cache, else compiled. */
+typedef struct moer_team moer_team;
+/* The variant, loaded: from the table, else kept code, else compiled. `team` gets help before the first compilation; it may be
+   NULL. */
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
-                                         const moer_variant **variant);
+                                         moer_team *team, const moer_variant **variant);
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+
+/* ---- wanted.c: the variants of a layer, made side by side ---- */
+#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
+
+typedef struct moer_wanted {
+    uint32_t count;
+    struct {
+        const moer_family *family;
+        char defines[sizeof ((moer_variant *)0)->defines];
+        const moer_variant **variant; /* set by moer_wanted_make */
+    } items[MOER_MAX_LAYER_VARIANTS];
+} moer_wanted;
+
+static moe_route_status moer_wanted_add(moe_route_context *context, moer_wanted *wanted, const moer_family *family, const char *defines,
+                                        const moer_variant **variant);
+static moe_route_status moer_wanted_make(moe_route_context *context, moer_wanted *wanted);
+static void moer_team_grow(moer_team *team); /* threads that take over what is still to be made */
 
 /* ---- context.c ---- */
 struct moe_route_context {
@@ -247,8 +269,6 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
     moe_route_dtype scales_dtype, bias_dtype; /* bias_dtype is DEFAULT without a bias */
 } moer_matrix;
 
-#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
-
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -264,6 +284,7 @@ struct moe_route_layer {
     const moer_variant *gate_up_gated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *combine, *expand;
+    moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
     uint32_t num_variants;
 };

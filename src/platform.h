@@ -18,6 +18,7 @@
 #include <windows.h>
 typedef SRWLOCK moer_mutex;
 typedef CONDITION_VARIABLE moer_condition;
+typedef HANDLE moer_thread_handle;
 typedef HANDLE moer_file;
 #define MOER_NO_FILE INVALID_HANDLE_VALUE
 typedef struct moer_folder { /* being listed */
@@ -35,6 +36,7 @@ typedef struct moer_locale {
 #include <pthread.h>
 typedef pthread_mutex_t moer_mutex;
 typedef pthread_cond_t moer_condition;
+typedef pthread_t moer_thread_handle;
 typedef int moer_file;
 #define MOER_NO_FILE (-1)
 typedef struct moer_folder { /* being listed */
@@ -55,6 +57,15 @@ static void moer_condition_init(moer_condition *condition);
 static void moer_condition_destroy(moer_condition *condition);
 static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex);
 static void moer_condition_broadcast(moer_condition *condition);
+
+typedef struct moer_thread {
+    moer_thread_handle handle;
+    void (*function)(void *user);
+    void *user;
+} moer_thread;
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user); /* *thread stays until the join */
+static void moer_thread_join(moer_thread *thread);
+static uint32_t moer_processors(void); /* at least 1 */
 
 static double moer_milliseconds(void); /* of a clock that only serves for differences */
 static long moer_process_id(void);

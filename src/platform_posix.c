@@ -56,6 +56,29 @@ static void moer_condition_destroy(moer_condition *condition) { pthread_cond_des
 static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) { pthread_cond_wait(condition, mutex); }
 static void moer_condition_broadcast(moer_condition *condition) { pthread_cond_broadcast(condition); }
 
+static void *moer_thread_run(void *user) {
+    moer_thread *thread = (moer_thread *)user;
+    thread->function(thread->user);
+    return NULL;
+}
+
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user) {
+    thread->function = function;
+    thread->user = user;
+    return pthread_create(&thread->handle, NULL, moer_thread_run, thread) == 0;
+}
+
+static void moer_thread_join(moer_thread *thread) { pthread_join(thread->handle, NULL); }
+
+static uint32_t moer_processors(void) {
+#if defined(_SC_NPROCESSORS_ONLN)
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count > 1 ? (uint32_t)count : 1;
+#else
+    return 1;
+#endif
+}
+
 static double moer_milliseconds(void) {
 #if defined(CLOCK_MONOTONIC)
     struct timespec now;

@@ -54,6 +54,30 @@ static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) {
 }
 static void moer_condition_broadcast(moer_condition *condition) { WakeAllConditionVariable(condition); }
 
+static DWORD WINAPI moer_thread_run(LPVOID user) {
+    moer_thread *thread = (moer_thread *)user;
+    thread->function(thread->user);
+    return 0;
+}
+
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user) {
+    thread->function = function;
+    thread->user = user;
+    thread->handle = CreateThread(NULL, 0, moer_thread_run, thread, 0, NULL);
+    return thread->handle != NULL;
+}
+
+static void moer_thread_join(moer_thread *thread) {
+    WaitForSingleObject(thread->handle, INFINITE);
+    CloseHandle(thread->handle);
+}
+
+static uint32_t moer_processors(void) {
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwNumberOfProcessors > 1 ? (uint32_t)info.dwNumberOfProcessors : 1;
+}
+
 static double moer_milliseconds(void) {
     LARGE_INTEGER ticks, frequency;
     QueryPerformanceCounter(&ticks);

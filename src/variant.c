@@ -89,11 +89,13 @@ static moe_route_status moer_variant_read(moe_route_context *context, moer_varia
     return MOE_ROUTE_OK;
 }
 
-static moe_route_status moer_variant_compile(moe_route_context *context, moer_variant *variant, const moer_lookup *lookup) {
+static moe_route_status moer_variant_compile(moe_route_context *context, moer_variant *variant, moer_team *team, const moer_lookup *lookup) {
     moer_bytes code;
     moer_cu_result result = 0;
     const char *call = "";
-    moe_route_status status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
+    moe_route_status status = moer_nvrtc_open(context); /* first, so that a failure is told once */
+    if (status == MOE_ROUTE_OK && team != NULL) moer_team_grow(team);
+    if (status == MOE_ROUTE_OK) status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
     if (status != MOE_ROUTE_OK) return status;
     if (context->device == MOE_ROUTE_DEVICE_GPU) {
         status = moer_variant_load(context, variant, &code, &result, &call);
@@ -112,7 +114,7 @@ static moe_route_status moer_variant_compile(moe_route_context *context, moer_va
     return status;
 }
 
-static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant) {
+static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant, moer_team *team) {
     const double start = moer_milliseconds();
     moer_lookup *lookup = (moer_lookup *)moer_alloc(context, sizeof *lookup);
     int made = 0;
@@ -122,7 +124,7 @@ static moe_route_status moer_variant_make(moe_route_context *context, moer_varia
         status = moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
     else
         status = moer_variant_read(context, variant, lookup, &made);
-    if (status == MOE_ROUTE_OK && !made) status = moer_variant_compile(context, variant, lookup);
+    if (status == MOE_ROUTE_OK && !made) status = moer_variant_compile(context, variant, team, lookup);
     moer_free(context, lookup);
     if (context->device != MOE_ROUTE_DEVICE_COMPILE || status != MOE_ROUTE_OK) {
         moer_free(context, variant->entry.data);
@@ -168,7 +170,7 @@ static moe_route_status moer_variant_wait(moe_route_context *context, moer_varia
 
 /* The variant, loaded: from the table, else kept code, else compiled. A thread that asks for one which another thread is
    making waits for it; different variants are made side by side. */
-static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, const moer_variant **found) {
+static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, moer_team *team, const moer_variant **found) {
     moer_variant *made, *variant;
     moe_route_status status;
     int forgotten = 0;
@@ -197,7 +199,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
     context->variants = made;
     moer_mutex_unlock(&context->mutex);
 
-    status = moer_variant_make(context, made);
+    status = moer_variant_make(context, made, team);
 
     moer_mutex_lock(&context->mutex);
     made->status = status;

@@ -30,7 +30,7 @@ typedef struct use {
 
 static void count_warnings(moe_route_log_level level, const char *message, void *user) {
     (void)message;
-    if (level == MOE_ROUTE_LOG_WARNING) ++*(uint32_t *)user;
+    if (level == MOE_ROUTE_LOG_WARNING) __atomic_add_fetch((uint32_t *)user, 1, __ATOMIC_SEQ_CST);
 }
 
 /* A context and a layer of 32 experts, top 4, which are destroyed again. */

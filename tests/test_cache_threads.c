@@ -223,6 +223,32 @@ TEST(threads_share_a_context) {
     remove_tree(folder);
 }
 
+/* One thread creates one layer: its variants are still compiled side by side. */
+TEST(a_layers_variants_are_compiled_side_by_side) {
+    outcome o;
+    begin();
+    if (moer_processors() < 2) {
+        remove_tree(folder);
+        SKIP("the machine has one processor");
+    }
+    stand_in.rendezvous = 2;
+    o = create_layer(&at_folder, ALL_OPERATIONS, STAND_IN_GPU);
+    CHECK_COMPILED(o, "cold");
+    CHECK(stand_in.most_under_way >= 2 && stand_in.compiles == o.num_variants, "at most %u of %u compilations were under way at once", stand_in.most_under_way, stand_in.compiles);
+    stand_in.rendezvous = 0;
+    stand_in.compile_fails = 1;
+    o = create_layer(&at_folder, ALL_OPERATIONS, STAND_IN_GPU);
+    CHECK_CACHED(o, "warm");
+    at_folder.cache_dir = "off";
+    o = create_layer(&at_folder, ALL_OPERATIONS, STAND_IN_GPU);
+    CHECK(o.status == MOE_ROUTE_ERROR_COMPILE && o.num_variants == 0, "compilations that fail: %s", moe_route_status_name(o.status));
+    stand_in.missing = 1;
+    o = create_layer(&at_folder, ALL_OPERATIONS, STAND_IN_GPU);
+    CHECK(o.status == MOE_ROUTE_ERROR_NO_COMPILER, "without NVRTC: %s", moe_route_status_name(o.status));
+    CHECK_TROUBLES(o, 1, "without NVRTC"); /* not one for each variant */
+    remove_tree(folder);
+}
+
 /* A process that is stopped in the middle of writing holds nobody up. */
 TEST(nobody_waits_for_a_stopped_process) {
     int state = 0;
@@ -294,6 +320,7 @@ int main(int argc, char **argv) {
     RUN(processes_and_threads_start_at_once);
     RUN(processes_and_threads_start_on_a_network_file_system);
     RUN(threads_share_a_context);
+    RUN(a_layers_variants_are_compiled_side_by_side);
     RUN(nobody_waits_for_a_stopped_process);
     RUN(a_failed_compilation_is_for_all_that_wait);
     return test_end();

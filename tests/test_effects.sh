@@ -65,6 +65,7 @@ for i in 1 2 3; do
     esac
     check "process_${i}_opens_no_nvrtc" "$(grep -E 'nvrtc|libcuda|/dev/nvidia' "$work/warm$i")"
     check "process_${i}_opens_each_entry_once" "$([ "$(grep -c '\.moec' "$work/warm$i")" -eq 2 ] || grep '\.moec' "$work/warm$i")"
+    check "process_${i}_starts_no_thread" "$(grep -E 'clone' "$work/warm$i")"
     check "process_${i}_writes_nothing" "$(grep -E "$changes" "$work/warm$i" | grep -v ' = -1 ' | grep -v -e '"/dev/null"' -e 'readlink')"
 done
 

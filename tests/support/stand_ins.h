@@ -29,6 +29,8 @@ static struct {
     int refuse;             /* images that it is still to refuse */
     int compile_fails;
     unsigned compile_microseconds;
+    unsigned rendezvous;    /* compilations wait, 10 seconds at most, until so many are under way at once, */
+    unsigned under_way, most_under_way; /* which these count */
     int nvrtc_version;
     int missing;            /* NVRTC isn't there */
 } stand_in;
@@ -82,7 +84,12 @@ STAND_IN_FUNCTION char *stand_in_code(const char *name, int count, const char *c
 
 static int stand_in_compile(moer_nvrtc_program program, int count, const char *const *options) {
     stand_in_program *p = (stand_in_program *)(void *)program;
+    const unsigned under_way = COUNTED(stand_in.under_way);
+    unsigned most = __atomic_load_n(&stand_in.most_under_way, __ATOMIC_SEQ_CST), waited;
     COUNTED(stand_in.compiles);
+    while (under_way > most && !__atomic_compare_exchange_n(&stand_in.most_under_way, &most, under_way, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    for (waited = 0; waited < 10000 && __atomic_load_n(&stand_in.most_under_way, __ATOMIC_SEQ_CST) < stand_in.rendezvous; waited++) usleep(1000);
+    __atomic_sub_fetch(&stand_in.under_way, 1, __ATOMIC_SEQ_CST);
     if (stand_in.compile_microseconds) usleep(stand_in.compile_microseconds);
     if (stand_in.compile_fails) return 6;
     p->code = stand_in_code(p->name, count, options, &p->size);
@@ -273,13 +280,17 @@ typedef struct outcome { /* of creating one layer in a context of its own */
     char message[600];
 } outcome;
 
+static pthread_mutex_t stand_in_mutex = PTHREAD_MUTEX_INITIALIZER;
+
 STAND_IN_FUNCTION void stand_in_logger(moe_route_log_level level, const char *message, void *user) {
     outcome *o = (outcome *)user;
     (void)level;
     if (strncmp(message, "variant ", 8) == 0 && (strstr(message, ": compiled in") || strstr(message, ": read from"))) return;
     if (strncmp(message, "the pack ", 9) == 0 && strstr(message, " holds ")) return;
+    pthread_mutex_lock(&stand_in_mutex); /* the library's own threads log, too */
     o->troubles++;
     snprintf(o->trouble, sizeof o->trouble, "%s", message);
+    pthread_mutex_unlock(&stand_in_mutex);
 }
 
 /* Is `code` what the stand-in for NVRTC makes for the variant? */
