@@ -98,8 +98,8 @@ typedef struct moer_cache_file { /* a file of the folder */
 } moer_cache_file;
 /* Visits all entries and temporary files of the context's folder. A visitor's 0 ends it, and is returned. */
 static int moer_cache_walk(moe_route_context *context, int (*visit)(moe_route_context *context, const moer_cache_file *file, void *user), void *user);
-/* After an entry of `size` bytes was written: removes left-over temporary files once, and the entries that were used longest
-   ago when the folder has outgrown its limit. */
+/* After an entry of `size` bytes was written: now and then removes left-over temporary files, and the entries that were used
+   longest ago when the folder has outgrown its limit. */
 static void moer_cache_trim(moe_route_context *context, const moer_key *written, size_t size);
 
 /* ---- pack.c ---- */

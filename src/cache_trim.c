@@ -6,10 +6,15 @@
   the last hour stays, so that nothing is removed which a process is about to write, to rename or to read; a reader that has
   an older entry open loses nothing. Ages are measured from the entry that was just written, by the clock of the file system:
   this machine's own may differ.
+
+  Looking through the folder opens every file, which takes long on a network. So it is done by the first of all processes
+  that writes something an hour after the last time, which the date of an empty file tells, and by a process that has written
+  as much as the limit itself.
 */
 #include "internal.h"
 
 #define MOER_TEMPORARY_SUFFIX ".tmp"
+#define MOER_LOOKED_THROUGH "/looked_through"
 #define MOER_ENTRY_NAME 67u /* 62 digits and ".moec" */
 
 /* Value of a hexadecimal digit as the cache writes it; 16 for anything else. */
@@ -137,32 +142,54 @@ static void moer_trim_remove(moe_route_context *context, moer_trim *trim, uint64
     }
 }
 
+/* Was the folder looked through within the hour before `now`? */
+static int moer_trim_is_recent(const moer_cache *cache, int64_t now) {
+    char path[MOER_PATH_MAX];
+    moer_file_info info;
+    moer_text_set(path, sizeof path, cache->folder);
+    moer_append(path, sizeof path, MOER_LOOKED_THROUGH);
+    return moer_cache_inspect(cache->files, path, &info) && now >= info.modified && now - info.modified <= MOER_CACHE_RECENT;
+}
+
+/* It was just now. */
+static void moer_trim_note(const moer_cache *cache) {
+    char path[MOER_PATH_MAX];
+    moer_file file;
+    moer_text_set(path, sizeof path, cache->folder);
+    moer_append(path, sizeof path, MOER_LOOKED_THROUGH);
+    if (cache->files->touch(path)) return;
+    file = cache->files->create(path, cache->trust_shared ? 0666 : 0600);
+    if (file != MOER_NO_FILE) cache->files->close(file);
+}
+
 static void moer_cache_trim(moe_route_context *context, const moer_key *written, size_t size) {
     moer_cache *cache = &context->cache;
     char path[MOER_PATH_MAX];
     moer_file_info info;
     moer_trim trim;
-    int due;
+    int due, first;
     moer_mutex_lock(&context->mutex);
     cache->bytes += size;
     due = !cache->trimming && cache->bytes >= cache->trim_at;
+    first = cache->trim_at == 0;
     if (due) cache->trimming = 1;
     moer_mutex_unlock(&context->mutex);
     if (!due) return;
 
     memset(&trim, 0, sizeof trim);
     moer_cache_path(cache->folder, written->digest, 1, path, sizeof path);
-    if (moer_cache_inspect(cache->files, path, &info)) { /* else it is gone again, and so it is somebody else's turn */
-        int complete;
+    due = moer_cache_inspect(cache->files, path, &info) && !(first && moer_trim_is_recent(cache, info.modified));
+    if (due) {
         trim.now = info.modified;
-        complete = moer_cache_walk(context, moer_trim_visit, &trim);
-        if (complete && trim.bytes > cache->limit) moer_trim_remove(context, &trim, cache->limit - cache->limit / 8);
+        if (moer_cache_walk(context, moer_trim_visit, &trim) && trim.bytes > cache->limit) {
+            moer_trim_remove(context, &trim, cache->limit - cache->limit / 8);
+        }
+        moer_trim_note(cache);
     }
     moer_free(context, trim.entries);
     moer_mutex_lock(&context->mutex);
     cache->trimming = 0;
-    cache->bytes = trim.bytes;
-    cache->trim_at = trim.bytes <= cache->limit ? cache->limit : trim.bytes + cache->limit / 8;
-    if (cache->trim_at == 0) cache->trim_at = 1;
+    cache->bytes = due ? trim.bytes : size;
+    cache->trim_at = cache->bytes <= cache->limit ? cache->limit : cache->bytes + cache->limit / 8 + 1;
     moer_mutex_unlock(&context->mutex);
 }

@@ -717,6 +717,7 @@ TEST(two_versions_share_a_folder) {
         key.target = parsed.target;
         digest = strstr(key.text, moer_sources_digest);
         REQUIRE(digest, "the key doesn't hold the digest of the sources");
+        CHECK(strstr(key.text, MOER_CODE_OPTIONS) && strstr(key.text, "sm_90"), "the key holds neither options nor architecture: %s", key.text);
         digest[0] = digest[0] == '0' ? '1' : '0';
         moer_digest(key.text, key.text_size, key.digest);
         code.data = (unsigned char *)"\177ELF of another version";
@@ -769,6 +770,63 @@ TEST(statistics_count_what_happened) {
     moe_route_context_get_statistics(NULL, &o.statistics);
     CHECK(o.statistics.compile_milliseconds == 0, "without a context");
     moe_route_context_get_statistics(NULL, NULL);
+    remove_tree(folder);
+}
+
+/* ---- hooks ---- */
+
+typedef struct hooks {
+    moe_route_context *context;
+    unsigned calls, locked;
+    long held;
+} hooks;
+
+static void hooks_look(hooks *h) {
+    h->calls++;
+    if (!h->context) return;
+    if (pthread_mutex_trylock(&h->context->mutex) != 0) h->locked++;
+    else pthread_mutex_unlock(&h->context->mutex);
+}
+
+static void *hooks_alloc(size_t size, void *user) {
+    hooks *h = (hooks *)user;
+    hooks_look(h);
+    h->held++;
+    return malloc(size);
+}
+
+static void hooks_free(void *memory, void *user) {
+    hooks *h = (hooks *)user;
+    hooks_look(h);
+    h->held--;
+    free(memory);
+}
+
+/* With one variant there is one thread, so that a mutex that is taken is taken by the caller of the hook. */
+TEST(hooks_are_called_without_a_lock) {
+    moe_route_context *context = NULL;
+    moe_route_layer *layer = NULL;
+    hooks h;
+    outcome o;
+    begin();
+    memset(&h, 0, sizeof h);
+    memset(&o, 0, sizeof o);
+    at_folder.allocator.alloc = hooks_alloc;
+    at_folder.allocator.free = hooks_free;
+    at_folder.allocator.user = &h;
+    REQUIRE(stand_in_context(&at_folder, STAND_IN_GPU, &o, &context) == MOE_ROUTE_OK, "no context");
+    h.context = context;
+    stand_in.compile_fails = 1;
+    CHECK(stand_in_layer(context, ONE_OPERATION, &layer) == MOE_ROUTE_ERROR_COMPILE, "a compilation that fails");
+    stand_in.compile_fails = 0;
+    CHECK(stand_in_layer(context, ONE_OPERATION, &layer) == MOE_ROUTE_OK, "a compilation");
+    moe_route_layer_destroy(layer);
+    CHECK(stand_in_layer(context, ONE_OPERATION, &layer) == MOE_ROUTE_OK, "a variant in memory");
+    CHECK(h.calls > 20 && h.locked == 0, "%u of %u calls of the allocator came under the context's mutex", h.locked, h.calls);
+    h.context = NULL; /* it is about to go */
+    moe_route_layer_destroy(layer);
+    moe_route_context_destroy(context);
+    CHECK(h.held == 0, "%ld allocations are left", h.held);
     remove_tree(folder);
 }
 
@@ -834,6 +892,7 @@ int main(int argc, char **argv) {
     RUN(entries_that_the_driver_refuses_are_replaced_once);
     RUN(two_versions_share_a_folder);
     RUN(statistics_count_what_happened);
+    RUN(hooks_are_called_without_a_lock);
     RUN(a_forked_child_is_told_and_can_clean_up);
     return test_end();
 }

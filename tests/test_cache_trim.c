@@ -65,6 +65,13 @@ static void set_age(const char *path, long seconds) {
     CHECK(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW) == 0, "the date of %s can't be changed", path);
 }
 
+/* When the folder was last looked through. */
+static void set_looked_through(long seconds) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/v1/looked_through", folder);
+    set_age(path, seconds);
+}
+
 /* Uses the layers first to last in one context. */
 static outcome use_numbers(uint32_t first, uint32_t last) {
     moe_route_context *context = NULL;
@@ -110,8 +117,12 @@ TEST(the_oldest_entries_go_first) {
     }
     use_numbers(3, 3); /* used, and so no longer old */
     at_folder.cache_limit = all / 2;
+    use_numbers(42, 42); /* written, but the folder was looked through less than an hour ago */
+    total_size(1, 40, &count);
+    CHECK(count == 40, "%u of 40 entries are left", count);
+    set_looked_through(4000);
     use_numbers(41, 41); /* written, which looks at the limit */
-    left = total_size(1, 41, &count);
+    left = total_size(1, 42, &count);
     CHECK(left <= at_folder.cache_limit && left > at_folder.cache_limit / 2, "%lu bytes are left of %lu, the limit is %lu", (unsigned long)left, (unsigned long)all, (unsigned long)at_folder.cache_limit);
     CHECK(entry_of(3, path, sizeof path), "what was used is gone");
     CHECK(entry_of(41, path, sizeof path), "what was written is gone");
@@ -164,6 +175,7 @@ TEST(trimming_disturbs_neither_readers_nor_writers) {
     snprintf(strrchr(temporary, '/'), 64, "/1234-0-0123456789abcdef.tmp");
     write_bytes(temporary, "a part", 6);
     set_age(temporary, 3000); /* slow, but not yet given up */
+    set_looked_through(4000);
     race_folder = folder;
     race_done = 0;
     racing = faulty_files;
@@ -175,6 +187,7 @@ TEST(trimming_disturbs_neither_readers_nor_writers) {
     CHECK(lstat(race_path, &info) != 0, "the old entry wasn't removed: the test shows nothing");
     CHECK(lstat(temporary, &info) == 0, "a temporary file that may be in use was removed");
     set_age(temporary, 4000);
+    set_looked_through(4000);
     use_numbers(2, 2);
     CHECK(lstat(temporary, &info) != 0, "an old temporary file wasn't removed");
     remove_tree(folder);

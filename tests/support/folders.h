@@ -44,7 +44,7 @@ FOLDERS_FUNCTION void remove_tree(const char *path) {
     rmdir(path);
 }
 
-/* Counts the files below a folder by their names' ends; `found` gets the last entry's path. */
+/* Counts the files below a folder by their names' ends, but for the one whose date tells when the folder was looked through; `found` gets the last entry's path. */
 FOLDERS_FUNCTION void count_files(const char *path, uint32_t *entries, uint32_t *others, char *found, size_t size) {
     DIR *stream = opendir(path);
     struct dirent *entry;
@@ -59,7 +59,7 @@ FOLDERS_FUNCTION void count_files(const char *path, uint32_t *entries, uint32_t 
         } else if (length > 5 && strcmp(entry->d_name + length - 5, ".moec") == 0) {
             ++*entries;
             snprintf(found, size, "%s", below);
-        } else {
+        } else if (strcmp(entry->d_name, "looked_through") != 0) {
             ++*others;
         }
     }
