@@ -14,8 +14,12 @@
 #define TEST_STAND_INS_H
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
+#if defined(_WIN32) && !defined(ESTALE)
+#define ESTALE EIO
+#endif
 
 #define ALL_OPERATIONS (MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE)
 #define ONE_OPERATION MOE_ROUTE_OPERATION_EXPAND /* a single variant */
