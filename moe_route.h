@@ -726,8 +726,8 @@ static uint32_t moer_processors(void); /* at least 1 */
 
 static double moer_milliseconds(void); /* of a clock that only serves for differences */
 static long moer_process_id(void);
-/* The value, copied into `value`. NULL when it is unset, empty or too long, and always when the process runs with more
-   rights than its user (setuid). */
+/* The value, copied into `value`, and cut where it doesn't fit: a path of that length is refused everywhere. NULL when it is
+   unset or empty, and always when the process runs with more rights than its user (setuid). */
 static const char *moer_environment(const char *name, char *value, size_t size);
 
 typedef void (*moer_function)(void); /* any function's address; cast to its type before use */
@@ -3024,7 +3024,9 @@ static const char *moer_environment(const char *name, char *value, size_t size) 
     if (getauxval(AT_SECURE)) return NULL; /* file capabilities, too */
 #endif
     found = getenv(name);
-    return found && found[0] && moer_text_set(value, size, found) ? value : NULL;
+    if (!found || !found[0]) return NULL;
+    snprintf(value, size, "%s", found);
+    return value;
 }
 
 static void moer_system_error(char *text, size_t size) { snprintf(text, size, "%s", strerror(errno)); }
@@ -3289,6 +3291,7 @@ static void moer_folder_close(moer_folder *folder) { closedir(folder->stream); }
 #pragma comment(lib, "advapi32.lib")
 #endif
 
+#define MOER_ENVIRONMENT_MAX 32768 /* the system's own limit */
 #define MOER_WIDE_MAX (MOER_PATH_MAX + 8)
 #define MOER_WIDE_SHORT 240u /* longer paths need the prefix that lifts the limit of 260 characters */
 
@@ -3363,11 +3366,13 @@ static double moer_milliseconds(void) {
 static long moer_process_id(void) { return (long)GetCurrentProcessId(); }
 
 static const char *moer_environment(const char *name, char *value, size_t size) {
-    wchar_t wide_name[64], wide[MOER_PATH_MAX];
+    wchar_t wide_name[64], wide[MOER_ENVIRONMENT_MAX];
     DWORD length;
     if (!moer_wide(name, wide_name, 64)) return NULL;
-    length = GetEnvironmentVariableW(wide_name, wide, MOER_PATH_MAX);
-    if (length == 0 || length >= MOER_PATH_MAX || !moer_narrow(wide, value, size)) return NULL;
+    length = GetEnvironmentVariableW(wide_name, wide, MOER_ENVIRONMENT_MAX);
+    if (length == 0 || length >= MOER_ENVIRONMENT_MAX) return NULL;
+    if (length >= size) wide[size - 1] = L'\0';
+    while (!moer_narrow(wide, value, size)) wide[--length] = L'\0'; /* a character may take several bytes */
     return value;
 }
 
@@ -4142,7 +4147,7 @@ static int moer_nvrtc_try_named(moer_nvrtc_search *search, const char *path) {
 /* The toolkit's installer adds its folder to PATH. The loader isn't asked to search PATH, because it would look in the
    current folder, too. */
 static int moer_nvrtc_try_path_folders(moer_nvrtc_search *search) {
-    char value[MOER_PATH_MAX], *folder, *end;
+    char value[32768], *folder, *end;
     int found = 0;
     if (!moer_environment("PATH", value, sizeof value)) return 0;
     for (folder = value; folder && !found; folder = end) {

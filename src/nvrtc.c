@@ -211,7 +211,7 @@ static int moer_nvrtc_try_named(moer_nvrtc_search *search, const char *path) {
 /* The toolkit's installer adds its folder to PATH. The loader isn't asked to search PATH, because it would look in the
    current folder, too. */
 static int moer_nvrtc_try_path_folders(moer_nvrtc_search *search) {
-    char value[MOER_PATH_MAX], *folder, *end;
+    char value[32768], *folder, *end;
     int found = 0;
     if (!moer_environment("PATH", value, sizeof value)) return 0;
     for (folder = value; folder && !found; folder = end) {

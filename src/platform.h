@@ -69,8 +69,8 @@ static uint32_t moer_processors(void); /* at least 1 */
 
 static double moer_milliseconds(void); /* of a clock that only serves for differences */
 static long moer_process_id(void);
-/* The value, copied into `value`. NULL when it is unset, empty or too long, and always when the process runs with more
-   rights than its user (setuid). */
+/* The value, copied into `value`, and cut where it doesn't fit: a path of that length is refused everywhere. NULL when it is
+   unset or empty, and always when the process runs with more rights than its user (setuid). */
 static const char *moer_environment(const char *name, char *value, size_t size);
 
 typedef void (*moer_function)(void); /* any function's address; cast to its type before use */

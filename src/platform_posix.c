@@ -100,7 +100,9 @@ static const char *moer_environment(const char *name, char *value, size_t size) 
     if (getauxval(AT_SECURE)) return NULL; /* file capabilities, too */
 #endif
     found = getenv(name);
-    return found && found[0] && moer_text_set(value, size, found) ? value : NULL;
+    if (!found || !found[0]) return NULL;
+    snprintf(value, size, "%s", found);
+    return value;
 }
 
 static void moer_system_error(char *text, size_t size) { snprintf(text, size, "%s", strerror(errno)); }

@@ -14,6 +14,7 @@
 #pragma comment(lib, "advapi32.lib")
 #endif
 
+#define MOER_ENVIRONMENT_MAX 32768 /* the system's own limit */
 #define MOER_WIDE_MAX (MOER_PATH_MAX + 8)
 #define MOER_WIDE_SHORT 240u /* longer paths need the prefix that lifts the limit of 260 characters */
 
@@ -88,11 +89,13 @@ static double moer_milliseconds(void) {
 static long moer_process_id(void) { return (long)GetCurrentProcessId(); }
 
 static const char *moer_environment(const char *name, char *value, size_t size) {
-    wchar_t wide_name[64], wide[MOER_PATH_MAX];
+    wchar_t wide_name[64], wide[MOER_ENVIRONMENT_MAX];
     DWORD length;
     if (!moer_wide(name, wide_name, 64)) return NULL;
-    length = GetEnvironmentVariableW(wide_name, wide, MOER_PATH_MAX);
-    if (length == 0 || length >= MOER_PATH_MAX || !moer_narrow(wide, value, size)) return NULL;
+    length = GetEnvironmentVariableW(wide_name, wide, MOER_ENVIRONMENT_MAX);
+    if (length == 0 || length >= MOER_ENVIRONMENT_MAX) return NULL;
+    if (length >= size) wide[size - 1] = L'\0';
+    while (!moer_narrow(wide, value, size)) wide[--length] = L'\0'; /* a character may take several bytes */
     return value;
 }
 

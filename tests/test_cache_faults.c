@@ -307,6 +307,18 @@ TEST(odd_paths_work_or_are_refused) {
         CHECK_RIGHT(o, "a long path");
         if (length <= 3800) CHECK_CACHED(o, "a long path");
     }
+    memset(path, 'z', sizeof path - 1);
+    memcpy(path, folder, strlen(folder));
+    for (length = strlen(folder); length < sizeof path; length += 200) path[length] = '/';
+    path[sizeof path - 1] = 0;
+    setenv("MOE_ROUTE_CACHE_DIR", path, 1); /* so long that it can't even be kept: no other folder is used in its stead */
+    desc.cache_dir = NULL;
+    o = create_layer(&desc, ONE_OPERATION, STAND_IN_COMPILE);
+    CHECK_COMPILED(o, "a variable of 9000 characters");
+    CHECK_TROUBLES(o, 1, "a variable of 9000 characters");
+    CHECK(o.cache_dir[0] == 0, "a variable of 9000 characters: %.80s is used", o.cache_dir);
+    unsetenv("MOE_ROUTE_CACHE_DIR");
+    desc.cache_dir = path;
     memset(path, 'y', 300); /* one component that no file system has */
     memcpy(path, folder, strlen(folder));
     path[strlen(folder)] = '/';
