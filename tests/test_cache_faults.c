@@ -346,7 +346,7 @@ TEST(a_limit_on_file_sizes_is_a_full_disk) {
     signal(SIGXFSZ, SIG_DFL);
     CHECK_COMPILED(o, "a full disk");
     CHECK_TROUBLES(o, 1, "a full disk");
-    CHECK(o.statistics.cache_write_failures == 1 && o.statistics.cache_writes == 0, "%u write failures, %u writes", (unsigned)o.statistics.cache_write_failures, (unsigned)o.statistics.cache_writes);
+    CHECK(o.statistics.cache_write_failures >= 1 && o.statistics.cache_writes == 0, "%u write failures, %u writes", (unsigned)o.statistics.cache_write_failures, (unsigned)o.statistics.cache_writes);
     check_files(0, "a full disk");
     o = create_layer(&at_folder, ALL_OPERATIONS, STAND_IN_COMPILE);
     CHECK_COMPILED(o, "after a full disk");
@@ -575,7 +575,7 @@ TEST(a_process_may_be_killed_at_any_moment) {
         }
         killed++;
         count_files(folder, &entries, &others, found, sizeof found);
-        CHECK(others <= 1, "killed at operation %u: %u other files", at, others);
+        CHECK(others <= 2, "killed at operation %u: %u other files", at, others);
         left += others;
         o = create_layer(&at_folder, MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE, STAND_IN_COMPILE);
         CHECK_RIGHT(o, "after a killed process");
