@@ -18,7 +18,7 @@ KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h scores.h select.h ti
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
-PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc.c \
+PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc_find.c nvrtc.c \
     cache_entry.c cache_folder.c cache_file.c cache_trim.c pack.c pack_write.c cache.c cache_calls.c context.c variant.c wanted.c \
     cpu_route.c cpu_maps.c cpu_experts.c layer.c sequence.c cpu_operations.c operations.c explain.c)
 

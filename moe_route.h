@@ -99,7 +99,7 @@ typedef enum moe_route_device {
     MOE_ROUTE_DEVICE_GPU = 1,
     MOE_ROUTE_DEVICE_CPU = 2,     /* plain C over host addresses: the reference, and the fallback */
     MOE_ROUTE_DEVICE_COMPILE = 3  /* no device: creating a layer compiles its variants for `compile_target` into the
-                                     cache. Nothing can be run. For filling a cache and for tests. */
+                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. */
 } moe_route_device;
 
 /* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is
@@ -1042,7 +1042,7 @@ static moe_route_status moer_driver_open(moe_route_context *context);
 /* moer_fail with ERROR_DRIVER: "<call>: <name of the error> (<its text>)". */
 static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result);
 
-/* ---- nvrtc.c: NVRTC, found and opened at run time ---- */
+/* ---- nvrtc_find.c, nvrtc.c: NVRTC, found and opened at run time ---- */
 typedef struct moer_nvrtc_program_st *moer_nvrtc_program;
 typedef struct moer_nvrtc {
     int state;   /* 1 once the rest is valid; it changes no more then */
@@ -1068,12 +1068,14 @@ typedef struct moer_nvrtc {
    They are part of every cache key. */
 #define MOER_CODE_OPTIONS "--std=c++17"
 
-/* moer_nvrtc_open finds and opens NVRTC if it isn't yet; compiling does it, too.
+/* Finds and opens NVRTC if it isn't yet. A failure isn't kept: a later call looks again. */
+static moe_route_status moer_nvrtc_open(moe_route_context *context);
+/* Name of the library of builtins that an NVRTC needs. */
+static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
 
-   Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
+/* Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
    context->target. Finds and opens NVRTC the first time. The result is a cubin, or PTX where NVRTC is older than the
    GPU. May be called by several threads at once. */
-static moe_route_status moer_nvrtc_open(moe_route_context *context);
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
 
@@ -3934,10 +3936,9 @@ static moe_route_status moer_driver_open(moe_route_context *context) {
     return MOE_ROUTE_OK;
 }
 
-/* ---- src/nvrtc.c ---- */
+/* ---- src/nvrtc_find.c ---- */
 /*
-  nvrtc.c: finds NVRTC, opens it, and compiles a kernel source with it. Which variants exist, and what becomes of the
-  code, is decided elsewhere.
+  nvrtc_find.c: finds NVRTC and opens it. What is compiled with it belongs to nvrtc.c.
 
   NVRTC is opened when something has to be compiled and never before: it costs 30 ms and 30 MB, and a warm cache needs
   none. It asks for a library of builtins of exactly its own version, by bare name, when it first compiles. That library
@@ -3946,10 +3947,6 @@ static moe_route_status moer_driver_open(moe_route_context *context) {
 
 #define MOER_NVRTC_OLDEST_MAJOR 12
 #define MOER_NVRTC_NEWEST_MAJOR 13 /* newer ones are tried when the driver is as new */
-#define MOER_NVRTC_NO_CACHE_VERSION 12090
-
-#define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
-#define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
 
 #if defined(_WIN32)
 #define MOER_CONDA_FOLDER "/Library/bin"
@@ -4265,7 +4262,16 @@ static moe_route_status moer_nvrtc_open(moe_route_context *context) {
     return status;
 }
 
-/* ---- compiling ---- */
+/* ---- src/nvrtc.c ---- */
+/*
+  nvrtc.c: compiles a kernel source with NVRTC. Where NVRTC is found is decided in nvrtc_find.c; which variants exist, and what
+  becomes of the code, elsewhere.
+*/
+
+#define MOER_NVRTC_NO_CACHE_VERSION 12090
+
+#define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
+#define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
 
 /* What one compilation hands to NVRTC. */
 typedef struct moer_nvrtc_inputs {
@@ -5956,7 +5962,8 @@ static moe_route_status moer_variant_read(moe_route_context *context, moer_varia
             return status;
         }
         if (result != 0) {
-            moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the code that was kept (%s: error %d); it is made again", variant->family->name, call, result);
+            moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the code that was kept (%s: error %d); it is made again",
+                     variant->family->name, call, result);
             moer_lookup_refused(context, lookup);
             continue;
         }

@@ -56,7 +56,8 @@ static int measure(const char *device, const char *pack, const char *save) {
         return 2;
     }
     moe_route_context_get_statistics(context, &s);
-    printf("%.3f %.3f %u %u %u %u\n", created - start, done - created, context->target, moe_route_layer_num_variants(layer), (unsigned)s.compiles, (unsigned)(s.cache_hits + s.pack_hits));
+    printf("%.3f %.3f %u %u %u %u\n", created - start, done - created, context->target, moe_route_layer_num_variants(layer),
+           (unsigned)s.compiles, (unsigned)(s.cache_hits + s.pack_hits));
     moe_route_layer_destroy(layer);
     moe_route_context_destroy(context);
     return 0;
@@ -87,8 +88,8 @@ static int compare(const void *a, const void *b) {
 static void print_times(const char *what, times *t) {
     qsort(t->context, RUNS, sizeof(double), compare);
     qsort(t->layer, RUNS, sizeof(double), compare);
-    printf("%-11s  layer %8.2f (%.2f to %.2f)   context %8.2f   %u variants for sm_%u: %u compiled, %u read\n", what, t->layer[RUNS / 2], t->layer[0], t->layer[RUNS - 1], t->context[RUNS / 2], t->variants, t->target,
-           t->compiled, t->kept);
+    printf("%-11s  layer %8.2f (%.2f to %.2f)   context %8.2f   %u variants for sm_%u: %u compiled, %u read\n", what, t->layer[RUNS / 2],
+           t->layer[0], t->layer[RUNS - 1], t->context[RUNS / 2], t->variants, t->target, t->compiled, t->kept);
 }
 
 int main(int argc, char **argv) {

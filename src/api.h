@@ -80,7 +80,7 @@ typedef enum moe_route_device {
     MOE_ROUTE_DEVICE_GPU = 1,
     MOE_ROUTE_DEVICE_CPU = 2,     /* plain C over host addresses: the reference, and the fallback */
     MOE_ROUTE_DEVICE_COMPILE = 3  /* no device: creating a layer compiles its variants for `compile_target` into the
-                                     cache. Nothing can be run. For filling a cache and for tests. */
+                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. */
 } moe_route_device;
 
 /* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is

@@ -133,7 +133,7 @@ static moe_route_status moer_driver_open(moe_route_context *context);
 /* moer_fail with ERROR_DRIVER: "<call>: <name of the error> (<its text>)". */
 static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result);
 
-/* ---- nvrtc.c: NVRTC, found and opened at run time ---- */
+/* ---- nvrtc_find.c, nvrtc.c: NVRTC, found and opened at run time ---- */
 typedef struct moer_nvrtc_program_st *moer_nvrtc_program;
 typedef struct moer_nvrtc {
     int state;   /* 1 once the rest is valid; it changes no more then */
@@ -159,12 +159,14 @@ typedef struct moer_nvrtc {
    They are part of every cache key. */
 #define MOER_CODE_OPTIONS "--std=c++17"
 
-/* moer_nvrtc_open finds and opens NVRTC if it isn't yet; compiling does it, too.
+/* Finds and opens NVRTC if it isn't yet. A failure isn't kept: a later call looks again. */
+static moe_route_status moer_nvrtc_open(moe_route_context *context);
+/* Name of the library of builtins that an NVRTC needs. */
+static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
 
-   Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
+/* Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
    context->target. Finds and opens NVRTC the first time. The result is a cubin, or PTX where NVRTC is older than the
    GPU. May be called by several threads at once. */
-static moe_route_status moer_nvrtc_open(moe_route_context *context);
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
 

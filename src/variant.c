@@ -77,7 +77,8 @@ static moe_route_status moer_variant_read(moe_route_context *context, moer_varia
             return status;
         }
         if (result != 0) {
-            moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the code that was kept (%s: error %d); it is made again", variant->family->name, call, result);
+            moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the code that was kept (%s: error %d); it is made again",
+                     variant->family->name, call, result);
             moer_lookup_refused(context, lookup);
             continue;
         }
