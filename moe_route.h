@@ -768,7 +768,7 @@ typedef struct moer_file_info {
     int writable_by_others; /* by anyone but the owner and the system's own accounts */
 } moer_file_info;
 
-/* Every operation on files through which the cache and packs reach the disk, so that tests can make each of them fail.
+/* Every operation by which the cache and packs read, change and list files, so that tests can make each of them fail.
    int results are 1 or 0; a failure leaves its reason for moer_system_error. Interrupted calls are repeated within. */
 typedef struct moer_files {
     int64_t (*now)(void);                             /* seconds, comparable to moer_file_info.modified */
@@ -4811,8 +4811,9 @@ static void moer_cache_open_own(moe_route_context *context, const char *given) {
 
 static void moer_cache_open_read_only(moe_route_context *context, const char *const *given, uint32_t count) {
     moer_cache *cache = &context->cache;
+    size_t bytes;
     uint32_t i;
-    cache->read_only = (moer_path *)moer_alloc(context, count * sizeof *cache->read_only);
+    if (moer_size_mul(count, sizeof *cache->read_only, &bytes)) cache->read_only = (moer_path *)moer_alloc(context, bytes);
     for (i = 0; i < count; i++) {
         char why[512] = "there is no memory for it";
         char *root = cache->read_only ? cache->read_only[cache->num_read_only].text : NULL;

@@ -102,8 +102,9 @@ static void moer_cache_open_own(moe_route_context *context, const char *given) {
 
 static void moer_cache_open_read_only(moe_route_context *context, const char *const *given, uint32_t count) {
     moer_cache *cache = &context->cache;
+    size_t bytes;
     uint32_t i;
-    cache->read_only = (moer_path *)moer_alloc(context, count * sizeof *cache->read_only);
+    if (moer_size_mul(count, sizeof *cache->read_only, &bytes)) cache->read_only = (moer_path *)moer_alloc(context, bytes);
     for (i = 0; i < count; i++) {
         char why[512] = "there is no memory for it";
         char *root = cache->read_only ? cache->read_only[cache->num_read_only].text : NULL;

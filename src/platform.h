@@ -111,7 +111,7 @@ typedef struct moer_file_info {
     int writable_by_others; /* by anyone but the owner and the system's own accounts */
 } moer_file_info;
 
-/* Every operation on files through which the cache and packs reach the disk, so that tests can make each of them fail.
+/* Every operation by which the cache and packs read, change and list files, so that tests can make each of them fail.
    int results are 1 or 0; a failure leaves its reason for moer_system_error. Interrupted calls are repeated within. */
 typedef struct moer_files {
     int64_t (*now)(void);                             /* seconds, comparable to moer_file_info.modified */

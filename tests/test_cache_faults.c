@@ -446,6 +446,39 @@ TEST(without_a_home_memory_serves) {
     remove_tree(folder);
 }
 
+/* As a program with the set-user-id bit: its caller must not choose what it loads. */
+static int use_with_more_rights(void) {
+    moe_route_context_desc desc = at_folder;
+    outcome o;
+    desc.cache_dir = NULL;
+    if (seteuid(12345) != 0) return 1;
+    setenv("MOE_ROUTE_CACHE_DIR", folder, 1);
+    setenv("XDG_CACHE_HOME", folder, 1);
+    setenv("HOME", folder, 1);
+    o = create_layer(&desc, ONE_OPERATION, STAND_IN_COMPILE);
+    if (o.status != MOE_ROUTE_OK || o.wrong || o.cache_dir[0]) return 2;
+    desc.cache_dir = folder; /* the program itself may */
+    o = create_layer(&desc, ONE_OPERATION, STAND_IN_COMPILE);
+    return o.cache_dir[0] && o.statistics.cache_writes == 1 ? 0 : 3;
+}
+
+TEST(programs_with_more_rights_ignore_the_environment) {
+    int status = 0;
+    pid_t child;
+    begin();
+    if (geteuid() != 0) {
+        remove_tree(folder);
+        SKIP("only root can have another user's rights");
+    }
+    give_tree(folder, 12345);
+    fflush(stdout);
+    child = fork();
+    if (child == 0) _exit(use_with_more_rights());
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with 0x%x", (unsigned)status);
+    remove_tree(folder);
+}
+
 /* ---- failing operations ---- */
 
 typedef struct fault_case {
@@ -895,6 +928,7 @@ int main(int argc, char **argv) {
     RUN(a_limit_on_file_sizes_is_a_full_disk);
     RUN(read_only_folders_are_read);
     RUN(without_a_home_memory_serves);
+    RUN(programs_with_more_rights_ignore_the_environment);
     RUN(every_operation_on_files_may_fail);
     RUN(network_file_systems_may_fail_anywhere);
     RUN(a_process_may_be_killed_at_any_moment);
