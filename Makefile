@@ -15,9 +15,12 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h values.h \
     tile.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
+# What the parts share: the first includes the others.
+HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
-PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c formats.c \
-    cpu_route.c cpu_maps.c cpu_formats.c cpu_experts.c router.c preset_table.c presets.c layer.c sequence.c \
+PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc_find.c nvrtc.c \
+    cache_entry.c cache_folder.c cache_file.c cache_trim.c pack.c pack_write.c cache.c cache_calls.c context.c variant.c wanted.c \
+    formats.c cpu_route.c cpu_maps.c cpu_formats.c cpu_experts.c router.c preset_table.c presets.c layer.c sequence.c \
     cpu_operations.c operations.c explain.c)
 
 all: moe_route.h
@@ -25,12 +28,12 @@ all: moe_route.h
 build:
 	@mkdir -p build
 
-build/amalgamate: tools/amalgamate.c src/api.h src/internal.h src/sha256.c kernels_src/args.h | build
+build/amalgamate: tools/amalgamate.c src/api.h $(HEADERS) src/sha256.c kernels_src/args.h | build
 	$(CC) $(CFLAGS) -std=c99 -w -o $@ tools/amalgamate.c
 
-AMALGAMATE = --public src/intro.h src/api.h --private src/internal.h --kernels $(KERNELS) --parts $(PARTS) --licence LICENSE
+AMALGAMATE = --public src/intro.h src/api.h --private $(HEADERS) --kernels $(KERNELS) --parts $(PARTS) --licence LICENSE
 
-moe_route.h: build/amalgamate src/intro.h src/api.h src/internal.h LICENSE $(KERNELS) $(PARTS)
+moe_route.h: build/amalgamate src/intro.h src/api.h $(HEADERS) LICENSE $(KERNELS) $(PARTS)
 	build/amalgamate $@ $(AMALGAMATE)
 
 # The header again, elsewhere, to compare.
@@ -60,7 +63,7 @@ include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
 DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_layer test_epilogue test_blocks
-HOST_TESTS = test_safetensors test_errors test_router_errors test_cache
+HOST_TESTS = test_safetensors test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
 build/test_%: tests/test_%.c $(SUPPORT) | build
@@ -70,14 +73,31 @@ build/test_%: tests/test_%.c $(SUPPORT) | build
 build/sanitized_%: tests/test_%.c $(SUPPORT) | build
 	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(DEVICE_TESTS:%=build/%) build/test_compile
+# And under ThreadSanitizer.
+build/threads_%: tests/test_%.c $(SUPPORT) | build
+	$(CC) $(SANITIZED) -fsanitize=thread -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+
+THREAD_RUNS = build/threads_cache_threads
+
+# A whole process, for the tests that look at one from outside.
+build/one_layer: tests/programs/one_layer.c moe_route.h | build
+	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
+PROGRAMS = build/demo build/one_layer build/test_nvrtc
+OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
+HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
 # The emulated device draws the order in which warps and lanes run from a seed.
 EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %'))
 
-test: moe_route.h build/demo $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
-	tests/run.sh tests/test_header.sh tests/test_demo.sh $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
+test: moe_route.h $(PROGRAMS) build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
+	tests/run.sh $(SCRIPTS) $(OLD_GPU) $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
 	    $(SANITIZED_RUNS:%='TEST_SIZE=small %') $(EMULATED_RUNS)
+
+# What creating a layer costs: cold, warm, and with a pack.
+build/bench_startup: bench/startup.c moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
 
 test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
 	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'

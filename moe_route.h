@@ -84,7 +84,8 @@ typedef enum moe_route_status {
     MOE_ROUTE_ERROR_COMPILE = 6,     /* NVRTC refused a variant; the message holds its log */
     MOE_ROUTE_ERROR_DRIVER = 7,      /* a CUDA driver call failed; the message names it */
     MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation */
-    MOE_ROUTE_ERROR_FORKED = 9       /* the context was created before fork(); CUDA can't be used in the child */
+    MOE_ROUTE_ERROR_FORKED = 9       /* the context was created before fork(); CUDA and NVRTC can't be used in the child.
+                                        It can be destroyed there, and so can its layers */
 } moe_route_status;
 
 /* The status as a word, such as "ERROR_ARGUMENT". Never NULL. */
@@ -99,10 +100,12 @@ typedef enum moe_route_device {
     MOE_ROUTE_DEVICE_GPU = 1,
     MOE_ROUTE_DEVICE_CPU = 2,     /* plain C over host addresses: the reference, and the fallback */
     MOE_ROUTE_DEVICE_COMPILE = 3  /* no device: creating a layer compiles its variants for `compile_target` into the
-                                     cache. Nothing can be run. For filling a cache and for tests. */
+                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. */
 } moe_route_device;
 
-/* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't. */
+/* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is
+   aligned as malloc's. Both are called by any thread that uses the context, and while a layer is created by up to seven threads
+   that the library starts to compile in: they must be thread-safe. The library holds no lock meanwhile. */
 typedef struct moe_route_allocator {
     void *(*alloc)(size_t size, void *user);
     void (*free)(void *memory, void *user);
@@ -112,7 +115,7 @@ typedef struct moe_route_allocator {
 typedef enum moe_route_log_level { MOE_ROUTE_LOG_ERROR = 1, MOE_ROUTE_LOG_WARNING = 2, MOE_ROUTE_LOG_INFO = 3 } moe_route_log_level;
 
 /* Receives every error message, every warning (a cache that can't be used) and a line for each variant compiled or
-   loaded. May be called from any thread that uses the context. Without it the library is silent. */
+   loaded. Called by the same threads as the allocator, several at a time. Without it the library is silent. */
 typedef struct moe_route_logger {
     void (*log)(moe_route_log_level level, const char *message, void *user);
     void *user;
@@ -126,8 +129,15 @@ typedef struct moe_route_context_desc {
                                             the context is destroyed */
     uint32_t compile_target;             /* DEVICE_COMPILE: the architecture, 90 for sm_90 */
     const char *cache_dir;               /* folder of the cubin cache. NULL: the environment's MOE_ROUTE_CACHE_DIR, else
-                                            XDG_CACHE_HOME/moe_route, else HOME/.cache/moe_route. "off": memory alone */
-    int32_t trust_shared_cache;          /* 1: use a cache folder that others can write, too */
+                                            XDG_CACHE_HOME/moe_route (LOCALAPPDATA on Windows), else HOME/.cache/moe_route.
+                                            "off": memory alone. It must belong to the user and not be writable by others */
+    const char *const *cache_read_only_dirs; /* folders that were caches elsewhere, such as in a container image: searched
+                                            in this order before cache_dir, never written. They may belong to root, too */
+    uint32_t num_cache_read_only_dirs;
+    uint64_t cache_limit;                /* bytes that cache_dir may hold before what was used longest ago is removed; what
+                                            was used within the last hour stays. 0: 1 GiB */
+    int32_t trust_shared_cache;          /* 1: use folders, entries and packs that others own or can write, too. They can
+                                            then run their code on the GPU, with this process's memory */
     const char *nvrtc_path;              /* libnvrtc, or the folder that holds it. NULL: MOE_ROUTE_NVRTC_PATH, then a
                                             library already loaded, the toolkit, the system, pip's folders */
     moe_route_allocator allocator;
@@ -148,7 +158,7 @@ MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context);
 MOE_ROUTE_API size_t moe_route_message(const moe_route_context *context, char *text, size_t size);
 
 typedef struct moe_route_context_info {
-    moe_route_device device;   /* never DEFAULT */
+    moe_route_device device;   /* never DEFAULT; when the creation failed, the one that was tried */
     char name[128];            /* the GPU's name, or "CPU" */
     uint32_t target;           /* architecture that variants are made for, 90 for sm_90; 0 on the CPU */
     uint32_t num_multiprocessors;
@@ -647,7 +657,8 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
 
 typedef enum moe_route_origin {
     MOE_ROUTE_ORIGIN_COMPILED = 1, /* by NVRTC, in this process */
-    MOE_ROUTE_ORIGIN_CACHE = 2     /* read from the cubin cache */
+    MOE_ROUTE_ORIGIN_CACHE = 2,    /* read from the cubin cache */
+    MOE_ROUTE_ORIGIN_PACK = 3      /* read from a pack */
 } moe_route_origin;
 
 typedef struct moe_route_variant_info {
@@ -662,6 +673,64 @@ typedef struct moe_route_variant_info {
 MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index,
                                                        moe_route_variant_info *info);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Kept variants: the cache on disk, and packs
+
+   A variant that a layer needs is looked for in the context's packs, then in cache_read_only_dirs, then in cache_dir, and
+   compiled when none has it; then it is written into cache_dir. Nothing that is wrong with a file or a folder is an error:
+   it costs a compilation, and at most one line in the log. With the environment's MOE_ROUTE_CACHE=refresh folders are not
+   read, and what cache_dir holds is replaced as it is needed; packs are still used.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct moe_route_statistics { /* of one context, since its creation; variants that are in memory aren't counted again */
+    uint64_t pack_hits;
+    uint64_t cache_hits;           /* in cache_dir or a read-only folder */
+    uint64_t cache_misses;         /* no folder had a sound entry; nothing is counted without folders */
+    uint64_t rejects;              /* entries that were there and weren't used: damaged, foreign, refused by the driver */
+    uint64_t cache_writes;
+    uint64_t cache_write_failures; /* the first of them ends writing */
+    uint64_t compiles;             /* that succeeded */
+    double compile_milliseconds;   /* in NVRTC, added up over all threads; without loading NVRTC */
+} moe_route_statistics;
+
+MOE_ROUTE_API void moe_route_context_get_statistics(const moe_route_context *context, moe_route_statistics *statistics);
+
+typedef struct moe_route_cache_entry {
+    const char *path;         /* valid during the call, like all texts here */
+    int32_t sound;            /* 0: damaged, or not allowed by its owner or mode. It is never used; the fields below but the
+                                 last two are then empty */
+    int32_t current;          /* 1: made from the kernels of this version of the library; others are never used by it */
+    const char *kernel;       /* kernel family */
+    const char *variant;      /* its compile-time constants */
+    uint32_t target;          /* architecture */
+    uint32_t nvrtc_version, driver_version; /* that made it, 13000 for 13.0; 0: unknown */
+    uint64_t size;            /* bytes of the file */
+    int64_t seconds_unused;   /* since it was written or last read, to the hour */
+} moe_route_cache_entry;
+
+typedef void (*moe_route_cache_visitor)(const moe_route_cache_entry *entry, void *user);
+
+/* Calls `visitor` for each entry of cache_dir, in no particular order. It may not use the cache. */
+MOE_ROUTE_API moe_route_status moe_route_cache_list(moe_route_context *context, moe_route_cache_visitor visitor, void *user);
+
+/* Checks every entry of cache_dir as before its use, and removes those that fail. Either count may be NULL. */
+MOE_ROUTE_API moe_route_status moe_route_cache_verify(moe_route_context *context, uint64_t *num_sound, uint64_t *num_removed);
+
+/* Removes every entry of cache_dir, and left-over temporary files. The count may be NULL. */
+MOE_ROUTE_API moe_route_status moe_route_cache_clear(moe_route_context *context, uint64_t *num_removed);
+
+/* Writes a pack: one file with every variant of every layer that was created in these contexts, which are of DEVICE_COMPILE
+   and usually of one architecture each. It takes neither a GPU nor a driver, and replaces the file in one step. A failure's
+   message is in contexts[0], or in the context that it concerns. */
+MOE_ROUTE_API moe_route_status moe_route_pack_save(moe_route_context *const *contexts, uint32_t num_contexts, const char *path);
+
+/* Adds a pack to a context, before its layers are created: from a file, which may belong to root, too, and which is read as
+   a whole; or in memory, which must stay as it is for the context's life. A layer whose variants are all in packs touches
+   neither the cache nor NVRTC. A pack that isn't sound as a whole is refused with ERROR_ARGUMENT, and the context goes on
+   without it; each entry is checked when it is used. */
+MOE_ROUTE_API moe_route_status moe_route_pack_load(moe_route_context *context, const char *path);
+MOE_ROUTE_API moe_route_status moe_route_pack_use(moe_route_context *context, const void *data, size_t size);
 
 #ifdef __cplusplus
 }
@@ -841,15 +910,18 @@ typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(con
     size_t size;
 } moer_bytes;
 
-/* ---- the kernel sources, which tools/amalgamate puts between this file and the first part of src/ ----
-   static const moer_source moer_sources[]: one for each file of kernels_src/; ends with a NULL name.
-   static const char moer_sources_digest[]: SHA-256 over all of them, in hexadecimal. */
-typedef struct moer_source {
-    const char *name;          /* "route.cu", "device.h" */
-    const char *const *pieces; /* string literals under 4,000 characters; joined they are the file. Ends with NULL */
-} moer_source;
 
-/* ---- platform.c: what differs between operating systems ---- */
+/* ---- src/platform.h ---- */
+/*
+  platform.h: what platform.c, platform_posix.c and platform_windows.c offer the others: threads, the clock, the
+  environment, shared libraries, the locale, files. Included by internal.h; part of the implementation's one translation
+  unit. Nothing that knows CUDA, caches or experts belongs here.
+
+  Texts are bytes on POSIX systems, and UTF-8 on Windows.
+*/
+#ifndef MOER_PLATFORM
+#define MOER_PLATFORM 1
+
 #if defined(_WIN32)
 #ifndef WIN32_LEAN_AND_MEAN
 #define WIN32_LEAN_AND_MEAN
@@ -860,11 +932,13 @@ typedef struct moer_source {
 #include <windows.h>
 typedef SRWLOCK moer_mutex;
 typedef CONDITION_VARIABLE moer_condition;
+typedef HANDLE moer_thread_handle;
 typedef HANDLE moer_file;
 #define MOER_NO_FILE INVALID_HANDLE_VALUE
 typedef struct moer_folder { /* being listed */
     HANDLE search;
-    WIN32_FIND_DATAA entry;
+    WIN32_FIND_DATAW entry;
+    char name[4 * MAX_PATH];
     int started;
 } moer_folder;
 typedef struct moer_locale {
@@ -876,6 +950,7 @@ typedef struct moer_locale {
 #include <pthread.h>
 typedef pthread_mutex_t moer_mutex;
 typedef pthread_cond_t moer_condition;
+typedef pthread_t moer_thread_handle;
 typedef int moer_file;
 #define MOER_NO_FILE (-1)
 typedef struct moer_folder { /* being listed */
@@ -886,9 +961,6 @@ typedef struct moer_locale {
 } moer_locale;
 #endif
 
-#define MOER_DEFINES_MAX 768 /* the text of a variant's constants; as in moe_route.h */
-#define MOER_MAX_EXPRESSION 160u
-#define MOER_EXPRESSION_MAX 401 /* the same as a macro's value: every second character a space that takes four */
 #define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
 
 static void moer_mutex_init(moer_mutex *mutex);
@@ -900,56 +972,239 @@ static void moer_condition_destroy(moer_condition *condition);
 static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex);
 static void moer_condition_broadcast(moer_condition *condition);
 
+typedef struct moer_thread {
+    moer_thread_handle handle;
+    void (*function)(void *user);
+    void *user;
+} moer_thread;
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user); /* *thread stays until the join */
+static void moer_thread_join(moer_thread *thread);
+static uint32_t moer_processors(void); /* at least 1 */
+
 static double moer_milliseconds(void); /* of a clock that only serves for differences */
 static long moer_process_id(void);
-/* NULL when unset or empty, and always when the process runs with more rights than its user (setuid). */
-static const char *moer_environment(const char *name);
+/* The value, copied into `value`, and cut where it doesn't fit: a path of that length is refused everywhere. NULL when it is
+   unset or empty, and always when the process runs with more rights than its user (setuid). */
+static const char *moer_environment(const char *name, char *value, size_t size);
 
 typedef void (*moer_function)(void); /* any function's address; cast to its type before use */
-static void *moer_library_open(const char *path);   /* NULL when it can't be loaded. Never closed */
+/* NULL when it can't be loaded. Never closed. On Windows a bare name means the system's folder or the program's, and what
+   an absolute path's library needs is looked for beside it, too; never in the current folder or along PATH. */
+static void *moer_library_open(const char *path);
 static void *moer_library_loaded(const char *name); /* NULL unless this process has it loaded already */
 static moer_function moer_library_symbol(void *library, const char *name);
 static void moer_library_error(char *text, size_t size); /* why this thread's last moer_library_open failed */
 /* Folder of the library that a function lies in, without a closing slash; 0 when unknown. */
 static int moer_library_folder(moer_function function, char *folder, size_t size);
 
-/* Makes "C" this thread's locale, and puts back what it was. NVRTC 12 changes it, and reads numbers by it. */
+/* Makes "C" this thread's locale, and puts back what it was, for the process, too. NVRTC 12 changes both, and reads numbers by
+   them. */
 static void moer_locale_begin(moer_locale *locale);
 static void moer_locale_end(const moer_locale *locale);
 
 static int moer_home_folder(char *folder, size_t size);       /* of the user that the process acts as; 0: none */
 static int moer_executable_folder(char *folder, size_t size); /* without a closing slash; 0 when unknown */
+static int moer_path_is_separator(char character);
 static int moer_path_is_absolute(const char *path);
 static int moer_path_absolute(const char *path, char *absolute, size_t size); /* 0 when it doesn't fit */
+static int moer_path_parent(char *path); /* cuts the last component off, in place; 0 when there is none */
+static int moer_text_set(char *buffer, size_t size, const char *text); /* copies; 0 when it doesn't fit */
 static uint64_t moer_random(void); /* for names that must not collide; not a secret */
 
-/* Files. A call that failed leaves its reason in moer_system_error; interrupted system calls are repeated within. */
 typedef enum moer_path_kind { MOER_PATH_OTHER = 0, MOER_PATH_FILE = 1, MOER_PATH_FOLDER = 2 } moer_path_kind;
+static moer_path_kind moer_path_inspect(const char *path); /* follows symbolic links; OTHER when there is nothing, too */
+static void moer_system_error(char *text, size_t size);    /* the reason of this thread's last failed file operation */
+static int moer_system_error_is_absence(void);             /* it is that there is no such file or folder */
+
+typedef enum moer_owner { MOER_OWNER_OTHER = 0, MOER_OWNER_SELF = 1, MOER_OWNER_SYSTEM = 2 } moer_owner;
 typedef struct moer_file_info {
     moer_path_kind kind;
     uint64_t size;
-    int owned;              /* by the user that the process acts as */
-    int writable_by_others; /* by group or world */
+    int64_t modified;       /* seconds, by the file system's clock */
+    moer_owner owner;       /* SELF: the user that the process acts as; SYSTEM: root, when that is another */
+    int writable_by_others; /* by anyone but the owner and the system's own accounts */
 } moer_file_info;
 
-static void moer_system_error(char *text, size_t size);
-static moer_path_kind moer_path_inspect(const char *path); /* follows symbolic links; OTHER when there is nothing, too */
-static moer_file moer_file_open(const char *path);         /* to read; a symbolic link is refused */
-/* To write a file that must not exist. shared: the umask decides who may read and write it. */
-static moer_file moer_file_create(const char *path, int shared);
-static int moer_file_inspect(moer_file file, moer_file_info *info);
-static long moer_file_read(moer_file file, void *data, size_t size); /* bytes read, maybe fewer; 0 at the end; -1 */
-static long moer_file_write(moer_file file, const void *data, size_t size); /* bytes written, maybe fewer; -1 */
-static int moer_file_flush(moer_file file);
-static int moer_file_close(moer_file file); /* 0 when a write that was put off fails now */
-static int moer_file_rename(const char *from, const char *to); /* atomic; replaces */
-static int moer_file_remove(const char *path);
-static double moer_file_age(const char *path); /* seconds since it was written; -1 when unknown */
-static int moer_folder_create(const char *path, int shared); /* one level */
-static int moer_folder_inspect(const char *path, moer_file_info *info); /* 0 for a symbolic link, too */
-static int moer_folder_open(moer_folder *folder, const char *path);
-static const char *moer_folder_next(moer_folder *folder); /* a name, valid until the next call; NULL at the end */
-static void moer_folder_close(moer_folder *folder);
+/* Every operation by which the cache and packs read, change and list files, so that tests can make each of them fail.
+   int results are 1 or 0; a failure leaves its reason for moer_system_error. Interrupted calls are repeated within. */
+typedef struct moer_files {
+    int64_t (*now)(void);                             /* seconds, comparable to moer_file_info.modified */
+    moer_file (*open)(const char *path, int follow);  /* to read, without ever waiting; a symbolic link is refused unless `follow` */
+    moer_file (*create)(const char *path, int mode);  /* to write a file that must not exist; POSIX mode, under the umask */
+    int (*inspect)(moer_file file, moer_file_info *info);
+    long (*read)(moer_file file, void *data, size_t size);        /* bytes read, maybe fewer; 0 at the end; -1 */
+    long (*write)(moer_file file, const void *data, size_t size); /* bytes written, maybe fewer; -1 */
+    int (*flush)(moer_file file);
+    int (*close)(moer_file file);                     /* 0 when a write that was put off fails now */
+    int (*rename)(const char *from, const char *to);  /* atomic; replaces a file or a link, not a folder */
+    int (*remove)(const char *path);
+    int (*touch)(const char *path);                   /* modified: now */
+    int (*folder_create)(const char *path, int mode); /* one level */
+    int (*folder_inspect)(const char *path, moer_file_info *info); /* 0 for a symbolic link, too */
+    int (*folder_open)(moer_folder *folder, const char *path);
+    const char *(*folder_next)(moer_folder *folder);  /* a name, valid until the next call; NULL at the end */
+    void (*folder_close)(moer_folder *folder);
+} moer_files;
+
+#endif /* MOER_PLATFORM */
+
+/* ---- src/cache.h ---- */
+/*
+  cache.h: what the parts that keep compiled variants offer the others: cache_entry.c (key and entry), cache_folder.c (which
+  folders), cache_file.c (reading and writing one entry), cache_trim.c (what leaves the folder), pack.c and pack_write.c
+  (many entries in one file), cache.c (the order in which all these are asked) and cache_calls.c (public functions).
+  Included by internal.h. How code is compiled, and what the driver makes of it, doesn't belong here.
+*/
+#ifndef MOER_CACHE
+#define MOER_CACHE 1
+
+#define MOER_CACHE_DEFAULT_LIMIT ((uint64_t)1 << 30) /* bytes */
+#define MOER_CACHE_RECENT 3600 /* seconds: what was used or written within them stays, and isn't marked as used again */
+
+/* ---- cache_entry.c ---- */
+typedef struct moer_key { /* what a variant is looked up by; needs neither NVRTC nor the driver */
+    char text[1152]; /* the whole key, length-prefixed */
+    size_t text_size;
+    uint32_t target;
+    unsigned char digest[32]; /* SHA-256 of the text */
+} moer_key;
+
+typedef struct moer_entry { /* an entry that passed every check; the pointers lie within its bytes */
+    const unsigned char *payload;
+    size_t payload_size;
+    const char *key_text; /* not terminated */
+    size_t key_size;
+    uint32_t target, nvrtc_version, driver_version, library_version;
+} moer_entry;
+
+#define MOER_ENTRY_MAX_PAYLOAD (16u << 20)
+#define MOER_ENTRY_MAX_SIZE (MOER_ENTRY_MAX_PAYLOAD + 4096u) /* a header is below 4 KB */
+
+static void moer_write_number(unsigned char *bytes, uint64_t value, unsigned size); /* little-endian */
+static uint64_t moer_read_number(const unsigned char *bytes, unsigned size);
+static void moer_digest(const void *data, size_t size, unsigned char digest[32]);
+static int moer_key_make(moer_key *key, const char *family, const char *defines, uint32_t target); /* 0: too long */
+/* The texts that an entry's key is made of, cut where they don't fit; 0 when it isn't such a key. `current`: the kernels
+   and switches are those of this library. */
+static int moer_key_read(const moer_entry *entry, char *family, size_t family_size, char *defines, size_t defines_size, int *current);
+static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry *entry); /* 0: anything is wrong with it */
+static int moer_entry_is_for(const moer_entry *entry, const moer_key *key);
+/* The bytes of an entry; data NULL when there is no memory, or the code is none that can be kept. */
+static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code);
+
+/* ---- cache_folder.c ---- */
+typedef struct moer_path { char text[MOER_PATH_MAX]; } moer_path;
+
+typedef struct moer_cache {
+    const moer_files *files;
+    char folder[MOER_PATH_MAX];  /* <root>/v1 once it is checked; empty: the disk isn't written */
+    moer_path *read_only;        /* folders that are searched before it, likewise */
+    uint32_t num_read_only;
+    int trust_shared;            /* others may own or write folders, entries and packs */
+    int refresh;                 /* nothing is read from folders */
+    uint64_t limit;              /* bytes that the folder may hold */
+    /* under the context's mutex: */
+    int writable;                /* cleared by the first write that fails */
+    int trimming;                /* a thread is about it */
+    unsigned stores;             /* numbers the temporary files */
+    uint64_t bytes;              /* what the folder holds, as far as this context knows */
+    uint64_t trim_at;            /* where that makes it look again; 0: it hasn't looked yet */
+} moer_cache;
+
+/* Decides on the folders, once, when a context is created. Never fails: without a usable folder the cache is memory. */
+static void moer_cache_open(moe_route_context *context, const moe_route_context_desc *desc);
+static void moer_cache_close(moe_route_context *context);
+static void moer_cache_create_folders(const moer_cache *cache, char *path); /* as far as they don't exist */
+/* Whether entries may lie in a folder. On refusal `why` says what is wrong with it. */
+static int moer_cache_check_folder(const moer_cache *cache, const char *path, int read_only, char *why, size_t size);
+/* <folder>/<first byte of the digest>, and with `whole` the entry's path in it. */
+static void moer_cache_path(const char *folder, const unsigned char digest[32], int whole, char *path, size_t size);
+
+/* ---- cache_file.c ---- */
+typedef enum moer_found {
+    MOER_FOUND_NOTHING = 0,
+    MOER_FOUND_BYTES = 1,
+    MOER_FOUND_UNUSABLE = 2, /* there is something that may not or can't be used */
+    MOER_FOUND_FOLDER = 3    /* likewise, and writing an entry wouldn't replace it */
+} moer_found;
+typedef enum moer_read_kind {
+    MOER_READ_OWN = 0,       /* an entry of the context's own folder: nobody else may have written it */
+    MOER_READ_READ_ONLY = 1, /* an entry of another folder: the system's administrator may have, too */
+    MOER_READ_PACK = 2       /* likewise, larger, and the path may be a symbolic link */
+} moer_read_kind;
+/* A whole file that may be used by its kind, owner, mode and size. On UNUSABLE or FOLDER `why` tells the reason. */
+static moer_found moer_cache_read(moe_route_context *context, const char *path, moer_read_kind kind, moer_bytes *bytes,
+                                  moer_file_info *info, char *why, size_t size);
+/* Writes a new file and flushes it; on failure nothing stays behind, and `why` says what happened. */
+static int moer_cache_write_file(const moer_files *files, const char *path, const moer_bytes *bytes, int mode, char *why, size_t size);
+/* Publishes an entry in the context's folder. 0: `why` tells what failed. */
+static int moer_cache_publish(moe_route_context *context, const moer_key *key, const moer_bytes *entry, char *why, size_t size);
+
+/* ---- cache_trim.c ---- */
+typedef struct moer_cache_file { /* a file of the folder */
+    char path[MOER_PATH_MAX];
+    unsigned char digest[32]; /* its name, for an entry */
+    int is_entry;             /* 0: a temporary file */
+    moer_file_info info;
+} moer_cache_file;
+/* Visits all entries and temporary files of the context's folder. A visitor's 0 ends it, and is returned. */
+static int moer_cache_walk(moe_route_context *context, int (*visit)(moe_route_context *context, const moer_cache_file *file, void *user), void *user);
+/* After an entry of `size` bytes was written: now and then removes left-over temporary files, and the entries that were used
+   longest ago when the folder has outgrown its limit. */
+static void moer_cache_trim(moe_route_context *context, const moer_key *written, size_t size);
+
+/* ---- pack.c ---- */
+typedef struct moer_pack {
+    struct moer_pack *next;
+    const unsigned char *data;
+    unsigned char *owned; /* the same bytes when they were read from a file */
+    size_t size;
+    uint32_t count;
+    char *name;           /* for messages */
+} moer_pack;
+
+#define MOER_PACK_MAX_SIZE ((size_t)1 << 30)
+#define MOER_PACK_FORMAT 1u
+#define MOER_PACK_HEAD 24u  /* header in front of the index */
+#define MOER_PACK_INDEX 48u /* one entry of the index */
+static const unsigned char *moer_pack_magic(void);
+static const char *moer_pack_check(const unsigned char *data, size_t size, uint32_t *count); /* NULL, or what is wrong */
+/* The bytes that the index has for a digest: not yet checked in any way. 0: none. */
+static int moer_pack_find(const moer_pack *pack, const unsigned char digest[32], const unsigned char **bytes, size_t *size);
+static void moer_packs_close(moe_route_context *context);
+
+/* ---- cache.c ---- */
+typedef struct moer_lookup { /* a variant being looked for */
+    moer_key key;
+    uint32_t place;           /* of the next one to ask: packs, read-only folders, the folder */
+    int blocked;              /* a folder stands where the entry would be written */
+    int missed;               /* the folders were asked and had nothing sound */
+    moe_route_origin origin;
+    moer_bytes bytes;         /* the entry that was found */
+    moer_entry entry;
+    char path[MOER_PATH_MAX]; /* of a file in the context's own folder; otherwise empty */
+} moer_lookup;
+/* The next sound entry, in lookup->bytes and lookup->entry; 0 when there is none (any more). */
+static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup);
+/* The driver refused the entry that was found: frees it, and removes its file if that is still the same. */
+static void moer_lookup_refused(moe_route_context *context, moer_lookup *lookup);
+/* Publishes an entry in the folder; a failure turns writing off and is logged once. */
+static void moer_cache_store(moe_route_context *context, const moer_lookup *lookup, const moer_bytes *entry);
+static void moer_count(moe_route_context *context, uint64_t *counter); /* one more, of context->statistics */
+
+#endif /* MOER_CACHE */
+
+/* ---- the kernel sources, which tools/amalgamate puts between this file and the first part of src/ ----
+   static const moer_source moer_sources[]: one for each file of kernels_src/; ends with a NULL name.
+   static const char moer_sources_digest[]: SHA-256 over all of them, in hexadecimal. */
+typedef struct moer_source {
+    const char *name;          /* "route.cu", "device.h" */
+    const char *const *pieces; /* string literals under 4,000 characters; joined they are the file. Ends with NULL */
+} moer_source;
+
+#define MOER_DEFINES_MAX 768 /* the text of a variant's constants; as in moe_route.h */
+#define MOER_MAX_EXPRESSION 160u
+#define MOER_EXPRESSION_MAX 401 /* the same as a macro's value: every second character a space that takes four */
 
 /* ---- base.c: memory, messages, checked sizes ---- */
 static void *moer_alloc(moe_route_context *context, size_t size); /* zeroed; NULL when there is none */
@@ -1048,7 +1303,7 @@ static moe_route_status moer_driver_open(moe_route_context *context);
 /* moer_fail with ERROR_DRIVER: "<call>: <name of the error> (<its text>)". */
 static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result);
 
-/* ---- nvrtc.c: NVRTC, found and opened at run time ---- */
+/* ---- nvrtc_find.c, nvrtc.c: NVRTC, found and opened at run time ---- */
 typedef struct moer_nvrtc_program_st *moer_nvrtc_program;
 typedef struct moer_nvrtc {
     int state;   /* 1 once the rest is valid; it changes no more then */
@@ -1070,40 +1325,20 @@ typedef struct moer_nvrtc {
     int (*nvrtcGetPTX)(moer_nvrtc_program, char *);
 } moer_nvrtc;
 
+/* Options of NVRTC that change the code it makes, apart from the architecture: single words, separated by single spaces.
+   They are part of every cache key. */
+#define MOER_CODE_OPTIONS "--std=c++17"
+
+/* Finds and opens NVRTC if it isn't yet. A failure isn't kept: a later call looks again. */
+static moe_route_status moer_nvrtc_open(moe_route_context *context);
+/* Name of the library of builtins that an NVRTC needs. */
+static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
+
 /* Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
    context->target. Finds and opens NVRTC the first time. The result is a cubin, or PTX where NVRTC is older than the
    GPU. May be called by several threads at once. */
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
-
-/* ---- cache.c: cubins on disk ---- */
-typedef struct moer_cache {
-    char folder[MOER_PATH_MAX]; /* <root>/v1 once it is checked; empty: memory alone */
-    int trust_shared;           /* others may own or write the folder and its files */
-    int refresh;                /* every load is a miss */
-    int writable;               /* cleared by the first write that fails */
-    int swept;                  /* left-over temporary files have been removed */
-    unsigned stores;            /* numbers the temporary files */
-} moer_cache;
-
-typedef struct moer_key { /* what a variant is looked up by; needs neither NVRTC nor the driver */
-    const char *family;     /* kernel family */
-    const char *defines;    /* its constants, canonical */
-    uint32_t target;
-    char text[MOER_DEFINES_MAX + 384]; /* the whole key, length-prefixed */
-    size_t text_size;
-    unsigned char digest[32];
-} moer_key;
-
-static int moer_key_make(moer_key *key, const char *family, const char *defines, uint32_t target); /* 0: too long */
-/* Decides on the folder, once, when a context is created. Never fails: without a usable folder the cache is memory. */
-static void moer_cache_open(moe_route_context *context, const char *folder_or_null, int trust_shared);
-/* An entry that passes every check, or code->data == NULL. */
-static void moer_cache_load(moe_route_context *context, const moer_key *key, moer_bytes *code);
-/* Publishes an entry; a failure turns writing off and is logged once. */
-static void moer_cache_store(moe_route_context *context, const moer_key *key, const moer_bytes *code);
-/* Removes an entry that the driver refused, if it still has the content `code`. */
-static void moer_cache_remove(moe_route_context *context, const moer_key *key, const moer_bytes *code);
 
 /* ---- variant.c: kernel families, and the table of variants that a context has loaded ---- */
 #define MOER_MAX_ENTRIES 3 /* kernels in one family */
@@ -1123,15 +1358,35 @@ typedef struct moer_variant {
     moe_route_origin origin;
     double milliseconds;
     size_t cubin_size;
+    moer_bytes entry; /* DEVICE_COMPILE: kept for a pack */
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
 } moer_variant;
 
-/* The variant, loaded: from the table, else the cache, else compiled. */
+typedef struct moer_team moer_team;
+/* The variant, loaded: from the table, else kept code, else compiled. `team` gets help before the first compilation; it may be
+   NULL. */
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
-                                         const moer_variant **variant);
-static void moer_variants_destroy(moe_route_context *context);
+                                         moer_team *team, const moer_variant **variant);
+static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+
+/* ---- wanted.c: the variants of a layer, made side by side ---- */
+#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
+
+typedef struct moer_wanted {
+    uint32_t count;
+    struct {
+        const moer_family *family;
+        char defines[sizeof ((moer_variant *)0)->defines];
+        const moer_variant **variant; /* set by moer_wanted_make */
+    } items[MOER_MAX_LAYER_VARIANTS];
+} moer_wanted;
+
+static moe_route_status moer_wanted_add(moe_route_context *context, moer_wanted *wanted, const moer_family *family, const char *defines,
+                                        const moer_variant **variant);
+static moe_route_status moer_wanted_make(moe_route_context *context, moer_wanted *wanted);
+static void moer_team_grow(moer_team *team); /* threads that take over what is still to be made */
 
 /* ---- context.c ---- */
 struct moe_route_context {
@@ -1155,8 +1410,13 @@ struct moe_route_context {
     char nvrtc_path[MOER_PATH_MAX]; /* from the description; empty: none */
     moer_nvrtc nvrtc;
     moer_cache cache;
+    moer_pack *packs;          /* in the order in which they were added; none is removed while the context lives */
+    moe_route_statistics statistics;
     moer_variant *variants;
 };
+
+/* Whether `call` may use the context: its creation succeeded, and in this process. */
+static moe_route_status moer_context_check(moe_route_context *context, const char *call);
 
 /* Makes the context's CUDA context current for this thread if another is; *pushed tells moer_context_leave what to undo. */
 static moe_route_status moer_context_enter(moe_route_context *context, int *pushed);
@@ -1223,8 +1483,6 @@ static size_t moer_zero_point_row_bytes(const moer_matrix *matrix); /* where the
 static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* of one expert, with scales and zero points */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile.h cuts a row into */
 
-#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
-
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -1243,6 +1501,7 @@ struct moe_route_layer {
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *combine, *expand;
+    moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
     uint32_t num_variants;
 };
@@ -3926,258 +4185,19 @@ MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status) {
     return "unknown status";
 }
 
-/* ---- src/platform.c ---- */
+/* ---- src/platform_posix.c ---- */
 /*
-  platform.c: what differs between operating systems: threads, the clock, the environment, shared libraries, the
-  locale, files. Thin functions without policy: what a cache folder must look like, or where NVRTC is looked for, stands
-  elsewhere.
+  platform_posix.c: threads, the clock, the environment, shared libraries, the locale and files of POSIX systems. Thin
+  functions without policy: what a cache folder must look like, or where NVRTC is looked for, stands elsewhere.
 
-  On POSIX systems only what a strict C99 compiler declares is called by name, because a program may have included
-  system headers before this file can ask for more. The few functions beyond that are reached through moer_hidden.
+  Only what a strict C99 compiler declares is called by name, because a program may have included system headers before
+  this file can ask for more. The few functions beyond that are reached through moer_hidden.
 */
+
+#if !defined(_WIN32)
 
 #include <locale.h>
 #include <time.h>
-
-/* Copies a text; 0 when it doesn't fit. */
-static int moer_text_set(char *buffer, size_t size, const char *text) {
-    size_t length = strlen(text);
-    if (length >= size) return 0;
-    memcpy(buffer, text, length + 1);
-    return 1;
-}
-
-/* Cuts a path's last component off, in place; 0 when it has none. */
-static int moer_path_parent(char *path) {
-    size_t length = strlen(path);
-    while (length > 0 && path[length - 1] != '/' && path[length - 1] != '\\') length--;
-    if (length == 0) return 0;
-    path[length > 1 ? length - 1 : 1] = '\0';
-    return 1;
-}
-
-#if defined(_WIN32)
-
-static void moer_mutex_init(moer_mutex *mutex) { InitializeSRWLock(mutex); }
-static void moer_mutex_destroy(moer_mutex *mutex) { (void)mutex; }
-static void moer_mutex_lock(moer_mutex *mutex) { AcquireSRWLockExclusive(mutex); }
-static void moer_mutex_unlock(moer_mutex *mutex) { ReleaseSRWLockExclusive(mutex); }
-static void moer_condition_init(moer_condition *condition) { InitializeConditionVariable(condition); }
-static void moer_condition_destroy(moer_condition *condition) { (void)condition; }
-static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) {
-    SleepConditionVariableSRW(condition, mutex, INFINITE, 0);
-}
-static void moer_condition_broadcast(moer_condition *condition) { WakeAllConditionVariable(condition); }
-
-static double moer_milliseconds(void) {
-    LARGE_INTEGER ticks, frequency;
-    QueryPerformanceCounter(&ticks);
-    QueryPerformanceFrequency(&frequency);
-    return (double)ticks.QuadPart * 1000.0 / (double)frequency.QuadPart;
-}
-
-static long moer_process_id(void) { return (long)GetCurrentProcessId(); }
-
-static const char *moer_environment(const char *name) {
-    const char *value = getenv(name);
-    return value && value[0] ? value : NULL;
-}
-
-static void moer_system_error(char *text, size_t size) {
-    snprintf(text, size, "Windows error %lu", (unsigned long)GetLastError());
-}
-
-static void *moer_library_open(const char *path) {
-    char copy[MOER_PATH_MAX];
-    HMODULE module;
-    UINT mode;
-    size_t i;
-    if (!moer_text_set(copy, sizeof copy, path)) {
-        SetLastError(ERROR_FILENAME_EXCED_RANGE);
-        return NULL;
-    }
-    for (i = 0; copy[i]; i++) {
-        if (copy[i] == '/') copy[i] = '\\';
-    }
-    mode = SetErrorMode(SEM_FAILCRITICALERRORS); /* no dialog about a broken library */
-    module = LoadLibraryExA(copy, NULL, moer_path_is_absolute(copy) ? LOAD_WITH_ALTERED_SEARCH_PATH : 0);
-    SetErrorMode(mode);
-    return (void *)module;
-}
-
-static void *moer_library_loaded(const char *name) { return (void *)GetModuleHandleA(name); }
-
-static moer_function moer_library_symbol(void *library, const char *name) {
-    FARPROC address = GetProcAddress((HMODULE)library, name);
-    moer_function function = NULL;
-    memcpy(&function, &address, sizeof function);
-    return function;
-}
-
-static void moer_library_error(char *text, size_t size) { moer_system_error(text, size); }
-
-/* Folder of a loaded module; NULL is the program itself. */
-static int moer_module_folder(HMODULE module, char *folder, size_t size) {
-    DWORD length = GetModuleFileNameA(module, folder, (DWORD)size);
-    return length > 0 && length < size && moer_path_parent(folder);
-}
-
-static int moer_library_folder(moer_function function, char *folder, size_t size) {
-    HMODULE module;
-    LPCSTR address;
-    memcpy(&address, &function, sizeof address);
-    return GetModuleHandleExA(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
-                              address, &module) &&
-           moer_module_folder(module, folder, size);
-}
-
-static int moer_executable_folder(char *folder, size_t size) { return moer_module_folder(NULL, folder, size); }
-
-static void moer_locale_begin(moer_locale *locale) {
-    const char *name;
-    locale->per_thread = _configthreadlocale(_ENABLE_PER_THREAD_LOCALE);
-    name = setlocale(LC_ALL, NULL);
-    if (!name || !moer_text_set(locale->saved, sizeof locale->saved, name)) locale->saved[0] = '\0';
-    if (locale->saved[0]) setlocale(LC_ALL, "C");
-}
-
-static void moer_locale_end(const moer_locale *locale) {
-    if (locale->saved[0]) setlocale(LC_ALL, locale->saved);
-    if (locale->per_thread != -1) _configthreadlocale(locale->per_thread);
-}
-
-static int moer_home_folder(char *folder, size_t size) {
-    const char *profile = moer_environment("USERPROFILE");
-    return profile && moer_path_is_absolute(profile) && moer_text_set(folder, size, profile);
-}
-
-static int moer_path_is_absolute(const char *path) {
-    int drive = (path[0] >= 'A' && path[0] <= 'Z') || (path[0] >= 'a' && path[0] <= 'z');
-    if ((path[0] == '\\' || path[0] == '/') && path[1] == path[0]) return 1;
-    return drive && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
-}
-
-static int moer_path_absolute(const char *path, char *absolute, size_t size) {
-    DWORD length = GetFullPathNameA(path, (DWORD)size, absolute, NULL);
-    return length > 0 && length < size;
-}
-
-static uint64_t moer_random(void) {
-    LARGE_INTEGER ticks;
-    uint64_t value;
-    QueryPerformanceCounter(&ticks);
-    value = (uint64_t)ticks.QuadPart ^ ((uint64_t)GetCurrentProcessId() << 40) ^
-            ((uint64_t)GetCurrentThreadId() << 20) ^ (uint64_t)(uintptr_t)&ticks;
-    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-    value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-    return value ^ (value >> 31);
-}
-
-static moer_path_kind moer_kind_of_attributes(DWORD attributes) {
-    if (attributes & FILE_ATTRIBUTE_DIRECTORY) return MOER_PATH_FOLDER;
-    return attributes & FILE_ATTRIBUTE_DEVICE ? MOER_PATH_OTHER : MOER_PATH_FILE;
-}
-
-static moer_path_kind moer_path_inspect(const char *path) {
-    DWORD attributes = GetFileAttributesA(path);
-    return attributes == INVALID_FILE_ATTRIBUTES ? MOER_PATH_OTHER : moer_kind_of_attributes(attributes);
-}
-
-static moer_file moer_file_open(const char *path) {
-    return CreateFileA(path, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING,
-                       FILE_ATTRIBUTE_NORMAL | FILE_FLAG_OPEN_REPARSE_POINT, NULL);
-}
-
-static moer_file moer_file_create(const char *path, int shared) {
-    (void)shared; /* the folder's access list decides */
-    return CreateFileA(path, GENERIC_WRITE, FILE_SHARE_DELETE, NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL);
-}
-
-/* Access lists aren't read: the default folder is the user's own. */
-static int moer_file_inspect(moer_file file, moer_file_info *info) {
-    BY_HANDLE_FILE_INFORMATION data;
-    memset(info, 0, sizeof *info);
-    if (!GetFileInformationByHandle(file, &data)) return 0;
-    if (data.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) info->kind = MOER_PATH_OTHER;
-    else info->kind = moer_kind_of_attributes(data.dwFileAttributes);
-    info->size = (uint64_t)data.nFileSizeHigh << 32 | data.nFileSizeLow;
-    info->owned = 1;
-    return 1;
-}
-
-static long moer_file_read(moer_file file, void *data, size_t size) {
-    DWORD count = 0;
-    if (!ReadFile(file, data, size > 0x10000000u ? 0x10000000u : (DWORD)size, &count, NULL)) return -1;
-    return (long)count;
-}
-
-static long moer_file_write(moer_file file, const void *data, size_t size) {
-    DWORD count = 0;
-    if (!WriteFile(file, data, size > 0x10000000u ? 0x10000000u : (DWORD)size, &count, NULL)) return -1;
-    return (long)count;
-}
-
-static int moer_file_flush(moer_file file) { return FlushFileBuffers(file) != 0; }
-static int moer_file_close(moer_file file) { return CloseHandle(file) != 0; }
-static int moer_file_remove(const char *path) { return DeleteFileA(path) != 0; }
-
-/* Virus scanners and indexers open new files for a moment; hence the repetitions, 150 ms at most. */
-static int moer_file_rename(const char *from, const char *to) {
-    DWORD wait;
-    for (wait = 10; wait <= 80; wait *= 2) {
-        if (MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING)) return 1;
-        if (GetLastError() != ERROR_SHARING_VIOLATION && GetLastError() != ERROR_ACCESS_DENIED) return 0;
-        Sleep(wait);
-    }
-    return MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING) != 0;
-}
-
-static double moer_file_age(const char *path) {
-    WIN32_FILE_ATTRIBUTE_DATA data;
-    FILETIME now;
-    uint64_t from, to;
-    if (!GetFileAttributesExA(path, GetFileExInfoStandard, &data)) return -1;
-    GetSystemTimeAsFileTime(&now);
-    from = (uint64_t)data.ftLastWriteTime.dwHighDateTime << 32 | data.ftLastWriteTime.dwLowDateTime;
-    to = (uint64_t)now.dwHighDateTime << 32 | now.dwLowDateTime;
-    return to > from ? (double)(to - from) * 1e-7 : 0;
-}
-
-static int moer_folder_create(const char *path, int shared) {
-    (void)shared;
-    return CreateDirectoryA(path, NULL) != 0;
-}
-
-static int moer_folder_inspect(const char *path, moer_file_info *info) {
-    DWORD attributes = GetFileAttributesA(path);
-    memset(info, 0, sizeof *info);
-    if (attributes == INVALID_FILE_ATTRIBUTES) return 0;
-    if (!(attributes & FILE_ATTRIBUTE_DIRECTORY) || (attributes & FILE_ATTRIBUTE_REPARSE_POINT)) {
-        SetLastError(ERROR_DIRECTORY);
-        return 0;
-    }
-    info->kind = MOER_PATH_FOLDER;
-    info->owned = 1;
-    return 1;
-}
-
-static int moer_folder_open(moer_folder *folder, const char *path) {
-    char pattern[MOER_PATH_MAX];
-    if (!moer_text_set(pattern, sizeof pattern, path) || !moer_append(pattern, sizeof pattern, "/*")) return 0;
-    folder->search = FindFirstFileA(pattern, &folder->entry);
-    folder->started = 0;
-    return folder->search != INVALID_HANDLE_VALUE;
-}
-
-static const char *moer_folder_next(moer_folder *folder) {
-    if (folder->started && !FindNextFileA(folder->search, &folder->entry)) return NULL;
-    folder->started = 1;
-    return folder->entry.cFileName;
-}
-
-static void moer_folder_close(moer_folder *folder) { FindClose(folder->search); }
-
-#else /* POSIX */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -4223,6 +4243,29 @@ static void moer_condition_destroy(moer_condition *condition) { pthread_cond_des
 static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) { pthread_cond_wait(condition, mutex); }
 static void moer_condition_broadcast(moer_condition *condition) { pthread_cond_broadcast(condition); }
 
+static void *moer_thread_run(void *user) {
+    moer_thread *thread = (moer_thread *)user;
+    thread->function(thread->user);
+    return NULL;
+}
+
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user) {
+    thread->function = function;
+    thread->user = user;
+    return pthread_create(&thread->handle, NULL, moer_thread_run, thread) == 0;
+}
+
+static void moer_thread_join(moer_thread *thread) { pthread_join(thread->handle, NULL); }
+
+static uint32_t moer_processors(void) {
+#if defined(_SC_NPROCESSORS_ONLN)
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count > 1 ? (uint32_t)count : 1;
+#else
+    return 1;
+#endif
+}
+
 static double moer_milliseconds(void) {
 #if defined(CLOCK_MONOTONIC)
     struct timespec now;
@@ -4237,17 +4280,20 @@ static double moer_milliseconds(void) {
 
 static long moer_process_id(void) { return (long)getpid(); }
 
-static const char *moer_environment(const char *name) {
-    const char *value;
+static const char *moer_environment(const char *name, char *value, size_t size) {
+    const char *found;
     if (getuid() != geteuid() || getgid() != getegid()) return NULL;
 #if defined(AT_SECURE)
     if (getauxval(AT_SECURE)) return NULL; /* file capabilities, too */
 #endif
-    value = getenv(name);
-    return value && value[0] ? value : NULL;
+    found = getenv(name);
+    if (!found || !found[0]) return NULL;
+    snprintf(value, size, "%s", found);
+    return value;
 }
 
 static void moer_system_error(char *text, size_t size) { snprintf(text, size, "%s", strerror(errno)); }
+static int moer_system_error_is_absence(void) { return errno == ENOENT || errno == ENOTDIR; }
 
 static void *moer_library_open(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
 static void *moer_library_loaded(const char *name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD); }
@@ -4296,6 +4342,32 @@ static int moer_executable_folder(char *folder, size_t size) {
     return moer_path_parent(folder);
 }
 
+/* NVRTC before 12.4 sets the whole process's LC_NUMERIC to "C" and leaves it. The first of the threads that compile at once
+   keeps what it was, and the last puts it back. */
+static pthread_mutex_t moer_locale_mutex = PTHREAD_MUTEX_INITIALIZER;
+static unsigned moer_locale_users;
+static char moer_locale_numeric[128]; /* empty: unknown */
+
+static void moer_locale_keep(void) {
+    const char *name;
+    moer_mutex_lock(&moer_locale_mutex);
+    if (moer_locale_users++ == 0) {
+        name = setlocale(LC_NUMERIC, NULL);
+        if (!name || !moer_text_set(moer_locale_numeric, sizeof moer_locale_numeric, name)) moer_locale_numeric[0] = '\0';
+    }
+    moer_mutex_unlock(&moer_locale_mutex);
+}
+
+static void moer_locale_put_back(void) {
+    const char *name;
+    moer_mutex_lock(&moer_locale_mutex);
+    if (--moer_locale_users == 0 && moer_locale_numeric[0]) {
+        name = setlocale(LC_NUMERIC, NULL);
+        if (name && strcmp(name, "C") == 0 && strcmp(name, moer_locale_numeric) != 0) setlocale(LC_NUMERIC, moer_locale_numeric);
+    }
+    moer_mutex_unlock(&moer_locale_mutex);
+}
+
 /* locale_t is a pointer in every C library that NVRTC runs with. */
 static void moer_locale_begin(moer_locale *locale) {
 #if defined(LC_ALL_MASK)
@@ -4305,6 +4377,7 @@ static void moer_locale_begin(moer_locale *locale) {
 #endif
     void *(*new_locale)(int, const char *, void *) = (void *(*)(int, const char *, void *))moer_hidden("newlocale");
     void *(*use_locale)(void *) = (void *(*)(void *))moer_hidden("uselocale");
+    moer_locale_keep();
     locale->saved = locale->neutral = NULL;
     if (!new_locale || !use_locale) return;
     locale->neutral = new_locale(mask, "C", NULL);
@@ -4316,14 +4389,15 @@ static void moer_locale_end(const moer_locale *locale) {
     void (*free_locale)(void *) = (void (*)(void *))moer_hidden("freelocale");
     if (locale->saved) use_locale(locale->saved);
     if (locale->neutral && free_locale) free_locale(locale->neutral);
+    moer_locale_put_back();
 }
 
 static int moer_home_folder(char *folder, size_t size) {
     typedef int (*password_entry)(uid_t, struct passwd *, char *, size_t, struct passwd **);
-    const char *home = moer_environment("HOME");
     password_entry get_entry;
     struct passwd entry, *found = NULL;
     char text[8192];
+    const char *home = moer_environment("HOME", text, sizeof text);
     if (home && home[0] == '/' && home[1] != '\0') return moer_text_set(folder, size, home);
     get_entry = (password_entry)moer_hidden("getpwuid_r");
     if (!get_entry || get_entry(geteuid(), &entry, text, sizeof text, &found) != 0) return 0;
@@ -4331,6 +4405,7 @@ static int moer_home_folder(char *folder, size_t size) {
     return found->pw_dir[0] == '/' && found->pw_dir[1] != '\0' && moer_text_set(folder, size, found->pw_dir);
 }
 
+static int moer_path_is_separator(char character) { return character == '/'; }
 static int moer_path_is_absolute(const char *path) { return path[0] == '/'; }
 
 static int moer_path_absolute(const char *path, char *absolute, size_t size) {
@@ -4360,7 +4435,9 @@ static void moer_info_of_stat(const struct stat *status, moer_file_info *info) {
     if (S_ISREG(status->st_mode)) info->kind = MOER_PATH_FILE;
     else if (S_ISDIR(status->st_mode)) info->kind = MOER_PATH_FOLDER;
     info->size = status->st_size > 0 ? (uint64_t)status->st_size : 0;
-    info->owned = status->st_uid == geteuid();
+    info->modified = (int64_t)status->st_mtime;
+    if (status->st_uid == geteuid()) info->owner = MOER_OWNER_SELF;
+    else if (status->st_uid == 0) info->owner = MOER_OWNER_SYSTEM;
     info->writable_by_others = (status->st_mode & 022) != 0;
 }
 
@@ -4372,19 +4449,21 @@ static moer_path_kind moer_path_inspect(const char *path) {
     return info.kind;
 }
 
-/* Without waiting, should the name turn out to be a pipe. */
+/* Without waiting, should the name turn out to be a pipe, and without side effects on a terminal. */
 static int moer_open(const char *path, int flags, int mode) {
     int file;
     do {
-        file = open(path, flags | MOER_O_NOFOLLOW | MOER_O_CLOEXEC | O_NONBLOCK, mode);
+        file = open(path, flags | MOER_O_CLOEXEC | O_NONBLOCK | O_NOCTTY, mode);
     } while (file < 0 && errno == EINTR);
     return file;
 }
 
-static moer_file moer_file_open(const char *path) { return moer_open(path, O_RDONLY, 0); }
+static moer_file moer_file_open(const char *path, int follow) {
+    return moer_open(path, O_RDONLY | (follow ? 0 : MOER_O_NOFOLLOW), 0);
+}
 
-static moer_file moer_file_create(const char *path, int shared) {
-    return moer_open(path, O_WRONLY | O_CREAT | O_EXCL, shared ? 0666 : 0600);
+static moer_file moer_file_create(const char *path, int mode) {
+    return moer_open(path, O_WRONLY | O_CREAT | O_EXCL | MOER_O_NOFOLLOW, mode);
 }
 
 static int moer_file_inspect(moer_file file, moer_file_info *info) {
@@ -4424,18 +4503,21 @@ static int moer_file_close(moer_file file) { return close(file) == 0 || errno ==
 static int moer_file_rename(const char *from, const char *to) { return rename(from, to) == 0; }
 static int moer_file_remove(const char *path) { return unlink(path) == 0; }
 
-static double moer_file_age(const char *path) {
-    struct stat status;
-    double age;
-    if (stat(path, &status) != 0) return -1;
-    age = difftime(time(NULL), status.st_mtime);
-    return age > 0 ? age : 0;
+static int64_t moer_files_now(void) { return (int64_t)time(NULL); }
+
+static int moer_file_touch(const char *path) {
+    int (*set_times)(int, const void *) = (int (*)(int, const void *))moer_hidden("futimens");
+    int file = set_times ? moer_file_open(path, 0) : -1, touched;
+    if (file < 0) return 0;
+    touched = set_times(file, NULL) == 0;
+    close(file);
+    return touched;
 }
 
-static int moer_folder_create(const char *path, int shared) { return mkdir(path, shared ? 0777 : 0700) == 0; }
+static int moer_folder_create(const char *path, int mode) { return mkdir(path, (mode_t)mode) == 0; }
 
 static int moer_folder_inspect(const char *path, moer_file_info *info) {
-    int file = moer_open(path, O_RDONLY | MOER_O_DIRECTORY, 0), inspected;
+    int file = moer_open(path, O_RDONLY | MOER_O_NOFOLLOW | MOER_O_DIRECTORY, 0), inspected;
     if (file < 0) return 0;
     inspected = moer_file_inspect(file, info);
     close(file);
@@ -4456,10 +4538,433 @@ static void moer_folder_close(moer_folder *folder) { closedir(folder->stream); }
 
 #endif
 
+/* ---- src/platform_windows.c ---- */
+/*
+  platform_windows.c: threads, the clock, the environment, shared libraries, the locale and files of Windows. Thin
+  functions without policy: what a cache folder must look like, or where NVRTC is looked for, stands elsewhere.
+
+  All texts are UTF-8; the system gets them as UTF-16, so that every path works whatever the code page is.
+*/
+
+#if defined(_WIN32)
+
+#include <aclapi.h>
+#include <locale.h>
+#if defined(_MSC_VER)
+#pragma comment(lib, "advapi32.lib")
+#endif
+
+#define MOER_ENVIRONMENT_MAX 32768 /* the system's own limit */
+#define MOER_WIDE_MAX (MOER_PATH_MAX + 8)
+#define MOER_WIDE_SHORT 240u /* longer paths need the prefix that lifts the limit of 260 characters */
+
+/* UTF-16 with backslashes; 0 when the text is no UTF-8 or too long. */
+static int moer_wide(const char *text, wchar_t *wide, int size) {
+    int i;
+    if (MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, text, -1, wide, size) == 0) {
+        SetLastError(ERROR_INVALID_NAME);
+        return 0;
+    }
+    for (i = 0; wide[i]; i++) {
+        if (wide[i] == L'/') wide[i] = L'\\';
+    }
+    return 1;
+}
+
+static int moer_wide_path(const char *path, wchar_t wide[MOER_WIDE_MAX]) {
+    static const wchar_t prefix[] = L"\\\\?\\";
+    const int prefix_length = 4;
+    size_t length = strlen(path);
+    int lifted = length > MOER_WIDE_SHORT && length < MOER_PATH_MAX && path[1] == ':';
+    if (lifted) memcpy(wide, prefix, sizeof prefix);
+    return moer_wide(path, wide + (lifted ? prefix_length : 0), MOER_WIDE_MAX - prefix_length);
+}
+
+static int moer_narrow(const wchar_t *wide, char *text, size_t size) {
+    return WideCharToMultiByte(CP_UTF8, 0, wide, -1, text, (int)size, NULL, NULL) > 0;
+}
+
+static void moer_mutex_init(moer_mutex *mutex) { InitializeSRWLock(mutex); }
+static void moer_mutex_destroy(moer_mutex *mutex) { (void)mutex; }
+static void moer_mutex_lock(moer_mutex *mutex) { AcquireSRWLockExclusive(mutex); }
+static void moer_mutex_unlock(moer_mutex *mutex) { ReleaseSRWLockExclusive(mutex); }
+static void moer_condition_init(moer_condition *condition) { InitializeConditionVariable(condition); }
+static void moer_condition_destroy(moer_condition *condition) { (void)condition; }
+static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex) {
+    SleepConditionVariableSRW(condition, mutex, INFINITE, 0);
+}
+static void moer_condition_broadcast(moer_condition *condition) { WakeAllConditionVariable(condition); }
+
+static DWORD WINAPI moer_thread_run(LPVOID user) {
+    moer_thread *thread = (moer_thread *)user;
+    thread->function(thread->user);
+    return 0;
+}
+
+static int moer_thread_start(moer_thread *thread, void (*function)(void *user), void *user) {
+    thread->function = function;
+    thread->user = user;
+    thread->handle = CreateThread(NULL, 0, moer_thread_run, thread, 0, NULL);
+    return thread->handle != NULL;
+}
+
+static void moer_thread_join(moer_thread *thread) {
+    WaitForSingleObject(thread->handle, INFINITE);
+    CloseHandle(thread->handle);
+}
+
+static uint32_t moer_processors(void) {
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwNumberOfProcessors > 1 ? (uint32_t)info.dwNumberOfProcessors : 1;
+}
+
+static double moer_milliseconds(void) {
+    LARGE_INTEGER ticks, frequency;
+    QueryPerformanceCounter(&ticks);
+    QueryPerformanceFrequency(&frequency);
+    return (double)ticks.QuadPart * 1000.0 / (double)frequency.QuadPart;
+}
+
+static long moer_process_id(void) { return (long)GetCurrentProcessId(); }
+
+static const char *moer_environment(const char *name, char *value, size_t size) {
+    wchar_t wide_name[64], wide[MOER_ENVIRONMENT_MAX];
+    DWORD length;
+    if (!moer_wide(name, wide_name, 64)) return NULL;
+    length = GetEnvironmentVariableW(wide_name, wide, MOER_ENVIRONMENT_MAX);
+    if (length == 0 || length >= MOER_ENVIRONMENT_MAX) return NULL;
+    if (length >= size) wide[size - 1] = L'\0';
+    while (!moer_narrow(wide, value, size)) wide[--length] = L'\0'; /* a character may take several bytes */
+    return value;
+}
+
+static void moer_system_error(char *text, size_t size) {
+    snprintf(text, size, "Windows error %lu", (unsigned long)GetLastError());
+}
+
+static int moer_system_error_is_absence(void) {
+    return GetLastError() == ERROR_FILE_NOT_FOUND || GetLastError() == ERROR_PATH_NOT_FOUND;
+}
+
+/* ---- libraries ---- */
+
+static void *moer_library_open(const char *path) {
+    wchar_t wide[MOER_WIDE_MAX];
+    HMODULE module;
+    UINT mode;
+    if (!moer_wide(path, wide, MOER_WIDE_MAX)) return NULL;
+    mode = SetErrorMode(SEM_FAILCRITICALERRORS); /* no dialog about a broken library */
+    module = LoadLibraryExW(wide, NULL,
+                            moer_path_is_absolute(path) ? LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS
+                                                        : LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
+    SetErrorMode(mode);
+    return (void *)module;
+}
+
+static void *moer_library_loaded(const char *name) {
+    wchar_t wide[MOER_WIDE_MAX];
+    return moer_wide(name, wide, MOER_WIDE_MAX) ? (void *)GetModuleHandleW(wide) : NULL;
+}
+
+static moer_function moer_library_symbol(void *library, const char *name) {
+    FARPROC address = GetProcAddress((HMODULE)library, name);
+    moer_function function = NULL;
+    memcpy(&function, &address, sizeof function);
+    return function;
+}
+
+static void moer_library_error(char *text, size_t size) { moer_system_error(text, size); }
+
+/* Folder of a loaded module; NULL is the program itself. */
+static int moer_module_folder(HMODULE module, char *folder, size_t size) {
+    wchar_t wide[MOER_PATH_MAX];
+    DWORD length = GetModuleFileNameW(module, wide, MOER_PATH_MAX);
+    return length > 0 && length < MOER_PATH_MAX && moer_narrow(wide, folder, size) && moer_path_parent(folder);
+}
+
+static int moer_library_folder(moer_function function, char *folder, size_t size) {
+    HMODULE module;
+    LPCWSTR address;
+    memcpy(&address, &function, sizeof address);
+    return GetModuleHandleExW(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+                              address, &module) &&
+           moer_module_folder(module, folder, size);
+}
+
+static int moer_executable_folder(char *folder, size_t size) { return moer_module_folder(NULL, folder, size); }
+
+static void moer_locale_begin(moer_locale *locale) {
+    const char *name;
+    locale->per_thread = _configthreadlocale(_ENABLE_PER_THREAD_LOCALE);
+    name = setlocale(LC_ALL, NULL);
+    if (!name || !moer_text_set(locale->saved, sizeof locale->saved, name)) locale->saved[0] = '\0';
+    if (locale->saved[0]) setlocale(LC_ALL, "C");
+}
+
+static void moer_locale_end(const moer_locale *locale) {
+    if (locale->saved[0]) setlocale(LC_ALL, locale->saved);
+    if (locale->per_thread != -1) _configthreadlocale(locale->per_thread);
+}
+
+/* ---- paths ---- */
+
+static int moer_home_folder(char *folder, size_t size) {
+    return moer_environment("USERPROFILE", folder, size) && moer_path_is_absolute(folder);
+}
+
+static int moer_path_is_separator(char character) { return character == '/' || character == '\\'; }
+
+static int moer_path_is_absolute(const char *path) {
+    int drive = (path[0] >= 'A' && path[0] <= 'Z') || (path[0] >= 'a' && path[0] <= 'z');
+    if (moer_path_is_separator(path[0]) && moer_path_is_separator(path[1])) return 1;
+    return drive && path[1] == ':' && moer_path_is_separator(path[2]);
+}
+
+static int moer_path_absolute(const char *path, char *absolute, size_t size) {
+    wchar_t wide[MOER_WIDE_MAX], full[MOER_PATH_MAX];
+    DWORD length;
+    if (!moer_wide(path, wide, MOER_WIDE_MAX)) return 0;
+    length = GetFullPathNameW(wide, MOER_PATH_MAX, full, NULL);
+    return length > 0 && length < MOER_PATH_MAX && moer_narrow(full, absolute, size);
+}
+
+static uint64_t moer_random(void) {
+    LARGE_INTEGER ticks;
+    uint64_t value;
+    QueryPerformanceCounter(&ticks);
+    value = (uint64_t)ticks.QuadPart ^ ((uint64_t)GetCurrentProcessId() << 40) ^
+            ((uint64_t)GetCurrentThreadId() << 20) ^ (uint64_t)(uintptr_t)&ticks;
+    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+    return value ^ (value >> 31);
+}
+
+static moer_path_kind moer_kind_of_attributes(DWORD attributes) {
+    if (attributes & FILE_ATTRIBUTE_DIRECTORY) return MOER_PATH_FOLDER;
+    return attributes & FILE_ATTRIBUTE_DEVICE ? MOER_PATH_OTHER : MOER_PATH_FILE;
+}
+
+static moer_path_kind moer_path_inspect(const char *path) {
+    wchar_t wide[MOER_WIDE_MAX];
+    DWORD attributes = moer_wide_path(path, wide) ? GetFileAttributesW(wide) : INVALID_FILE_ATTRIBUTES;
+    return attributes == INVALID_FILE_ATTRIBUTES ? MOER_PATH_OTHER : moer_kind_of_attributes(attributes);
+}
+
+/* ---- files ---- */
+
+static int64_t moer_seconds_of(FILETIME time) {
+    return (int64_t)(((uint64_t)time.dwHighDateTime << 32 | time.dwLowDateTime) / 10000000u);
+}
+
+static int64_t moer_files_now(void) {
+    FILETIME now;
+    GetSystemTimeAsFileTime(&now);
+    return moer_seconds_of(now);
+}
+
+static HANDLE moer_open(const char *path, DWORD access, DWORD disposition, DWORD flags) {
+    wchar_t wide[MOER_WIDE_MAX];
+    if (!moer_wide_path(path, wide)) return MOER_NO_FILE;
+    return CreateFileW(wide, access, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, disposition, flags, NULL);
+}
+
+static moer_file moer_file_open(const char *path, int follow) {
+    return moer_open(path, GENERIC_READ, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL | (follow ? 0u : (DWORD)FILE_FLAG_OPEN_REPARSE_POINT));
+}
+
+/* The folder's access list decides who may read and write the file. */
+static moer_file moer_file_create(const char *path, int mode) {
+    (void)mode;
+    return moer_open(path, GENERIC_WRITE, CREATE_NEW, FILE_ATTRIBUTE_NORMAL);
+}
+
+/* What the process's token says of its user: [0] the user, [1] the owner of what the process creates. */
+static int moer_token_owns(PSID owner) {
+    union {
+        TOKEN_USER user;
+        TOKEN_OWNER owner;
+        char space[sizeof(TOKEN_USER) + SECURITY_MAX_SID_SIZE];
+    } data;
+    HANDLE token;
+    DWORD size;
+    int owns;
+    if (!OpenProcessToken(GetCurrentProcess(), TOKEN_QUERY, &token)) return 0;
+    owns = GetTokenInformation(token, TokenUser, &data, sizeof data, &size) && EqualSid(owner, data.user.User.Sid);
+    if (!owns) owns = GetTokenInformation(token, TokenOwner, &data, sizeof data, &size) && EqualSid(owner, data.owner.Owner);
+    CloseHandle(token);
+    return owns;
+}
+
+static int moer_sid_is_system(PSID sid) {
+    return IsWellKnownSid(sid, WinLocalSystemSid) || IsWellKnownSid(sid, WinBuiltinAdministratorsSid);
+}
+
+/* Does the access list let anyone write but the user and the system's own accounts? What isn't understood does. */
+static int moer_list_lets_others_write(PACL list) {
+    const ACCESS_MASK writing = FILE_WRITE_DATA | FILE_APPEND_DATA | FILE_DELETE_CHILD | DELETE | WRITE_DAC | WRITE_OWNER |
+                                GENERIC_WRITE | GENERIC_ALL;
+    DWORD i;
+    if (!list) return 1; /* no list: everyone may do everything */
+    for (i = 0; i < list->AceCount; i++) {
+        void *entry;
+        ACCESS_ALLOWED_ACE *allowed;
+        PSID sid;
+        if (!GetAce(list, i, &entry)) return 1;
+        allowed = (ACCESS_ALLOWED_ACE *)entry;
+        if (allowed->Header.AceType == ACCESS_DENIED_ACE_TYPE || (allowed->Header.AceFlags & INHERIT_ONLY_ACE)) continue;
+        if (allowed->Header.AceType != ACCESS_ALLOWED_ACE_TYPE) return 1;
+        if (!(allowed->Mask & writing)) continue;
+        sid = (PSID)&allowed->SidStart;
+        if (!moer_token_owns(sid) && !moer_sid_is_system(sid) && !IsWellKnownSid(sid, WinCreatorOwnerSid)) return 1;
+    }
+    return 0;
+}
+
+static void moer_inspect_access(HANDLE file, moer_file_info *info) {
+    PSECURITY_DESCRIPTOR descriptor = NULL;
+    PSID owner = NULL;
+    PACL list = NULL;
+    info->owner = MOER_OWNER_OTHER;
+    info->writable_by_others = 1;
+    if (GetSecurityInfo(file, SE_FILE_OBJECT, OWNER_SECURITY_INFORMATION | DACL_SECURITY_INFORMATION, &owner, NULL, &list,
+                        NULL, &descriptor) != ERROR_SUCCESS) {
+        return;
+    }
+    if (owner && moer_token_owns(owner)) info->owner = MOER_OWNER_SELF;
+    else if (owner && moer_sid_is_system(owner)) info->owner = MOER_OWNER_SYSTEM;
+    info->writable_by_others = moer_list_lets_others_write(list);
+    LocalFree(descriptor);
+}
+
+static int moer_file_inspect(moer_file file, moer_file_info *info) {
+    BY_HANDLE_FILE_INFORMATION data;
+    memset(info, 0, sizeof *info);
+    if (!GetFileInformationByHandle(file, &data)) return 0;
+    if (data.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT) info->kind = MOER_PATH_OTHER;
+    else info->kind = moer_kind_of_attributes(data.dwFileAttributes);
+    info->size = (uint64_t)data.nFileSizeHigh << 32 | data.nFileSizeLow;
+    info->modified = moer_seconds_of(data.ftLastWriteTime);
+    moer_inspect_access(file, info);
+    return 1;
+}
+
+static long moer_file_read(moer_file file, void *data, size_t size) {
+    DWORD count = 0;
+    if (!ReadFile(file, data, size > 0x10000000u ? 0x10000000u : (DWORD)size, &count, NULL)) return -1;
+    return (long)count;
+}
+
+static long moer_file_write(moer_file file, const void *data, size_t size) {
+    DWORD count = 0;
+    if (!WriteFile(file, data, size > 0x10000000u ? 0x10000000u : (DWORD)size, &count, NULL)) return -1;
+    return (long)count;
+}
+
+static int moer_file_flush(moer_file file) { return FlushFileBuffers(file) != 0; }
+static int moer_file_close(moer_file file) { return CloseHandle(file) != 0; }
+
+static int moer_file_remove(const char *path) {
+    wchar_t wide[MOER_WIDE_MAX];
+    return moer_wide_path(path, wide) && DeleteFileW(wide);
+}
+
+/* Virus scanners and indexers open new files for a moment; hence the repetitions, 150 ms at most. */
+static int moer_file_rename(const char *from, const char *to) {
+    wchar_t wide_from[MOER_WIDE_MAX], wide_to[MOER_WIDE_MAX];
+    DWORD wait;
+    if (!moer_wide_path(from, wide_from) || !moer_wide_path(to, wide_to)) return 0;
+    for (wait = 10; wait <= 80; wait *= 2) {
+        if (MoveFileExW(wide_from, wide_to, MOVEFILE_REPLACE_EXISTING)) return 1;
+        if (GetLastError() != ERROR_SHARING_VIOLATION && GetLastError() != ERROR_ACCESS_DENIED) return 0;
+        Sleep(wait);
+    }
+    return MoveFileExW(wide_from, wide_to, MOVEFILE_REPLACE_EXISTING) != 0;
+}
+
+static int moer_file_touch(const char *path) {
+    HANDLE file = moer_open(path, FILE_WRITE_ATTRIBUTES, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL | FILE_FLAG_OPEN_REPARSE_POINT);
+    FILETIME now;
+    int touched;
+    if (file == MOER_NO_FILE) return 0;
+    GetSystemTimeAsFileTime(&now);
+    touched = SetFileTime(file, NULL, NULL, &now) != 0;
+    CloseHandle(file);
+    return touched;
+}
+
+static int moer_folder_create(const char *path, int mode) {
+    wchar_t wide[MOER_WIDE_MAX];
+    (void)mode;
+    return moer_wide_path(path, wide) && CreateDirectoryW(wide, NULL);
+}
+
+static int moer_folder_inspect(const char *path, moer_file_info *info) {
+    HANDLE folder = moer_open(path, GENERIC_READ, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS | FILE_FLAG_OPEN_REPARSE_POINT);
+    int inspected;
+    if (folder == MOER_NO_FILE) return 0;
+    inspected = moer_file_inspect(folder, info);
+    CloseHandle(folder);
+    if (inspected && info->kind != MOER_PATH_FOLDER) SetLastError(ERROR_DIRECTORY);
+    return inspected && info->kind == MOER_PATH_FOLDER;
+}
+
+static int moer_folder_open(moer_folder *folder, const char *path) {
+    wchar_t wide[MOER_WIDE_MAX];
+    char pattern[MOER_PATH_MAX];
+    if (!moer_text_set(pattern, sizeof pattern, path) || !moer_append(pattern, sizeof pattern, "/*")) return 0;
+    if (!moer_wide_path(pattern, wide)) return 0;
+    folder->search = FindFirstFileW(wide, &folder->entry);
+    folder->started = 0;
+    return folder->search != INVALID_HANDLE_VALUE;
+}
+
+static const char *moer_folder_next(moer_folder *folder) {
+    do {
+        if (folder->started && !FindNextFileW(folder->search, &folder->entry)) return NULL;
+        folder->started = 1;
+    } while (!moer_narrow(folder->entry.cFileName, folder->name, sizeof folder->name));
+    return folder->name;
+}
+
+static void moer_folder_close(moer_folder *folder) { FindClose(folder->search); }
+
+#endif
+
+/* ---- src/platform.c ---- */
+/*
+  platform.c: the part of platform.h that is the same on every operating system, and the table of file operations. What
+  differs stands in platform_posix.c and platform_windows.c.
+*/
+
+static const moer_files moer_system_files = {
+    moer_files_now,   moer_file_open,     moer_file_create,     moer_file_inspect,   moer_file_read,   moer_file_write,
+    moer_file_flush,  moer_file_close,    moer_file_rename,     moer_file_remove,    moer_file_touch,  moer_folder_create,
+    moer_folder_inspect, moer_folder_open, moer_folder_next,    moer_folder_close};
+
+/* What contexts use that are created from now on. Only tests put another table here. */
+static const moer_files *moer_default_files = &moer_system_files;
+
+static int moer_text_set(char *buffer, size_t size, const char *text) {
+    size_t length = strlen(text);
+    if (length >= size) return 0;
+    memcpy(buffer, text, length + 1);
+    return 1;
+}
+
+static int moer_path_parent(char *path) {
+    size_t length = strlen(path);
+    while (length > 0 && !moer_path_is_separator(path[length - 1])) length--;
+    if (length == 0) return 0;
+    path[length > 1 ? length - 1 : 1] = '\0';
+    return 1;
+}
+
 /* ---- src/sha256.c ---- */
 /*
-  sha256.c: SHA-256 as FIPS 180-4 defines it, for cache keys and for checking cache entries. A few kilobytes are hashed
-  at a time, so it is written to be read and not to be fast.
+  sha256.c: SHA-256 as FIPS 180-4 defines it, for cache keys and for checking entries. Every cubin that is
+  read is hashed, some 20 to 100 KB for each variant of a layer, which is most of what a warm start costs: so the eight state
+  words keep their places in registers, and the rounds take turns in what they call them.
 */
 
 static const uint32_t moer_sha256_constants[64] = {
@@ -4476,32 +4981,48 @@ static uint32_t moer_rotate_right(uint32_t value, unsigned bits) {
     return (value >> bits) | (value << (32 - bits));
 }
 
+/* One round: with a to h the state's words, only d and h change. */
+static void moer_sha256_round(uint32_t a, uint32_t b, uint32_t c, uint32_t *d, uint32_t e, uint32_t f, uint32_t g, uint32_t *h, uint32_t added) {
+    uint32_t s1 = moer_rotate_right(e, 6) ^ moer_rotate_right(e, 11) ^ moer_rotate_right(e, 25);
+    uint32_t s0 = moer_rotate_right(a, 2) ^ moer_rotate_right(a, 13) ^ moer_rotate_right(a, 22);
+    uint32_t t1 = *h + s1 + ((e & f) ^ (~e & g)) + added;
+    *d += t1;
+    *h = t1 + s0 + ((a & b) ^ (a & c) ^ (b & c));
+}
+
 /* One block of 64 bytes. */
 static void moer_sha256_block(uint32_t state[8], const unsigned char *block) {
-    uint32_t words[64], v[8];
+    uint32_t words[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
     unsigned i;
     for (i = 0; i < 16; i++) {
         words[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
                    (uint32_t)block[4 * i + 3];
     }
     for (i = 16; i < 64; i++) {
-        uint32_t a = words[i - 15], b = words[i - 2];
-        uint32_t s0 = moer_rotate_right(a, 7) ^ moer_rotate_right(a, 18) ^ (a >> 3);
-        uint32_t s1 = moer_rotate_right(b, 17) ^ moer_rotate_right(b, 19) ^ (b >> 10);
+        uint32_t x = words[i - 15], y = words[i - 2];
+        uint32_t s0 = moer_rotate_right(x, 7) ^ moer_rotate_right(x, 18) ^ (x >> 3);
+        uint32_t s1 = moer_rotate_right(y, 17) ^ moer_rotate_right(y, 19) ^ (y >> 10);
         words[i] = words[i - 16] + s0 + words[i - 7] + s1;
     }
-    memcpy(v, state, sizeof v);
-    for (i = 0; i < 64; i++) {
-        uint32_t s1 = moer_rotate_right(v[4], 6) ^ moer_rotate_right(v[4], 11) ^ moer_rotate_right(v[4], 25);
-        uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
-        uint32_t t1 = v[7] + s1 + choice + moer_sha256_constants[i] + words[i];
-        uint32_t s0 = moer_rotate_right(v[0], 2) ^ moer_rotate_right(v[0], 13) ^ moer_rotate_right(v[0], 22);
-        uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-        memmove(v + 1, v, 7 * sizeof v[0]);
-        v[4] += t1;
-        v[0] = t1 + s0 + majority;
+    for (i = 0; i < 64; i++) words[i] += moer_sha256_constants[i];
+    for (i = 0; i < 64; i += 8) {
+        moer_sha256_round(a, b, c, &d, e, f, g, &h, words[i]);
+        moer_sha256_round(h, a, b, &c, d, e, f, &g, words[i + 1]);
+        moer_sha256_round(g, h, a, &b, c, d, e, &f, words[i + 2]);
+        moer_sha256_round(f, g, h, &a, b, c, d, &e, words[i + 3]);
+        moer_sha256_round(e, f, g, &h, a, b, c, &d, words[i + 4]);
+        moer_sha256_round(d, e, f, &g, h, a, b, &c, words[i + 5]);
+        moer_sha256_round(c, d, e, &f, g, h, a, &b, words[i + 6]);
+        moer_sha256_round(b, c, d, &e, f, g, h, &a, words[i + 7]);
     }
-    for (i = 0; i < 8; i++) state[i] += v[i];
+    state[0] += a;
+    state[1] += b;
+    state[2] += c;
+    state[3] += d;
+    state[4] += e;
+    state[5] += f;
+    state[6] += g;
+    state[7] += h;
 }
 
 static void moer_sha256_begin(moer_sha256 *hash) {
@@ -4515,6 +5036,13 @@ static void moer_sha256_add(moer_sha256 *hash, const void *data, size_t size) {
     const unsigned char *bytes = (const unsigned char *)data;
     while (size > 0) {
         size_t used = (size_t)(hash->length % 64), count = 64 - used;
+        if (used == 0 && size >= 64) { /* a whole block, where it is */
+            moer_sha256_block(hash->state, bytes);
+            hash->length += 64;
+            bytes += 64;
+            size -= 64;
+            continue;
+        }
         if (count > size) count = size;
         memcpy(hash->block + used, bytes, count);
         hash->length += count;
@@ -4669,10 +5197,9 @@ static moe_route_status moer_driver_open(moe_route_context *context) {
     return MOE_ROUTE_OK;
 }
 
-/* ---- src/nvrtc.c ---- */
+/* ---- src/nvrtc_find.c ---- */
 /*
-  nvrtc.c: finds NVRTC, opens it, and compiles a kernel source with it. Which variants exist, and what becomes of the
-  code, is decided elsewhere.
+  nvrtc_find.c: finds NVRTC and opens it. What is compiled with it belongs to nvrtc.c.
 
   NVRTC is opened when something has to be compiled and never before: it costs 30 ms and 30 MB, and a warm cache needs
   none. It asks for a library of builtins of exactly its own version, by bare name, when it first compiles. That library
@@ -4681,10 +5208,6 @@ static moe_route_status moer_driver_open(moe_route_context *context) {
 
 #define MOER_NVRTC_OLDEST_MAJOR 12
 #define MOER_NVRTC_NEWEST_MAJOR 13 /* newer ones are tried when the driver is as new */
-#define MOER_NVRTC_NO_CACHE_VERSION 12090
-
-#define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
-#define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
 
 #if defined(_WIN32)
 #define MOER_CONDA_FOLDER "/Library/bin"
@@ -4878,9 +5401,25 @@ static int moer_nvrtc_try_named(moer_nvrtc_search *search, const char *path) {
     return 0;
 }
 
+#if defined(_WIN32)
+/* The toolkit's installer adds its folder to PATH. The loader isn't asked to search PATH, because it would look in the
+   current folder, too. */
+static int moer_nvrtc_try_path_folders(moer_nvrtc_search *search) {
+    char value[32768], *folder, *end;
+    int found = 0;
+    if (!moer_environment("PATH", value, sizeof value)) return 0;
+    for (folder = value; folder && !found; folder = end) {
+        end = strchr(folder, ';');
+        if (end) *end++ = '\0';
+        if (moer_path_is_absolute(folder)) found = moer_nvrtc_try_folder(search, folder);
+    }
+    return found;
+}
+#endif
+
 static int moer_nvrtc_try_places(moer_nvrtc_search *search) {
-    const char *conda = moer_environment("CONDA_PREFIX");
-    char folder[MOER_PATH_MAX], name[64];
+    char folder[MOER_PATH_MAX], value[MOER_PATH_MAX], name[64];
+    const char *conda;
     int major;
     for (major = search->newest; major >= search->oldest; major--) {
         void *library;
@@ -4888,17 +5427,25 @@ static int moer_nvrtc_try_places(moer_nvrtc_search *search) {
         library = moer_library_loaded(name);
         if (library && moer_nvrtc_accept(search, library, name)) return 1;
     }
-    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_HOME"))) return 1;
-    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_PATH"))) return 1;
+    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_HOME", value, sizeof value))) return 1;
+    if (moer_nvrtc_try_toolkit(search, moer_environment("CUDA_PATH", value, sizeof value))) return 1;
+#if defined(_WIN32)
+    if (moer_nvrtc_try_path_folders(search)) return 1;
+#else
+    if (moer_nvrtc_try_toolkit(search, "/usr/local/cuda")) return 1;
+    for (major = search->newest; major >= search->oldest; major--) {
+        folder[0] = '\0';
+        moer_append(folder, sizeof folder, "/usr/local/cuda-%d", major);
+        if (moer_path_inspect(folder) == MOER_PATH_FOLDER && moer_nvrtc_try_toolkit(search, folder)) return 1;
+    }
+#endif
     moer_nvrtc_list(search, "the system's library path");
     for (major = search->newest; major >= search->oldest; major--) {
         moer_nvrtc_library_name(major, name, sizeof name);
         if (moer_nvrtc_try(search, name)) return 1;
     }
-#if !defined(_WIN32)
-    if (moer_nvrtc_try_toolkit(search, "/usr/local/cuda")) return 1;
-#endif
-    if (moer_nvrtc_try_python(search, moer_environment("VIRTUAL_ENV"))) return 1;
+    if (moer_nvrtc_try_python(search, moer_environment("VIRTUAL_ENV", value, sizeof value))) return 1;
+    conda = moer_environment("CONDA_PREFIX", value, sizeof value);
     if (moer_nvrtc_try_python(search, conda)) return 1;
     if (conda && moer_path_is_absolute(conda)) {
         folder[0] = '\0';
@@ -4934,6 +5481,7 @@ static int moer_nvrtc_find(moer_nvrtc_search *search, int driver_version, const 
 
 /* Opens NVRTC if it isn't yet. A failure isn't kept: a later compilation looks again, and so has the full message. */
 static moe_route_status moer_nvrtc_open(moe_route_context *context) {
+    char value[MOER_PATH_MAX];
     const char *named = NULL, *named_by = "nvrtc_path";
     moer_nvrtc_search *search;
     moe_route_status status = MOE_ROUTE_OK;
@@ -4946,7 +5494,7 @@ static moe_route_status moer_nvrtc_open(moe_route_context *context) {
     if (context->nvrtc_path[0]) {
         named = context->nvrtc_path;
     } else {
-        named = moer_environment("MOE_ROUTE_NVRTC_PATH");
+        named = moer_environment("MOE_ROUTE_NVRTC_PATH", value, sizeof value);
         named_by = "MOE_ROUTE_NVRTC_PATH";
     }
     search = (moer_nvrtc_search *)moer_alloc(context, sizeof *search);
@@ -4975,7 +5523,16 @@ static moe_route_status moer_nvrtc_open(moe_route_context *context) {
     return status;
 }
 
-/* ---- compiling ---- */
+/* ---- src/nvrtc.c ---- */
+/*
+  nvrtc.c: compiles a kernel source with NVRTC. Where NVRTC is found is decided in nvrtc_find.c; which variants exist, and what
+  becomes of the code, elsewhere.
+*/
+
+#define MOER_NVRTC_NO_CACHE_VERSION 12090
+
+#define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
+#define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
 
 /* What one compilation hands to NVRTC. */
 typedef struct moer_nvrtc_inputs {
@@ -5089,19 +5646,24 @@ static char *moer_nvrtc_add_option(moer_nvrtc_inputs *inputs, char *next, const 
    the driver, which would spoil a later fork. */
 static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, moer_nvrtc_inputs *inputs,
                                                   const char *defines) {
-    static const char *const fixed[] = {"--std=c++17", "-no-source-include", "--modify-stack-limit=false",
-                                        "--no-cache"};
+    static const char *const fixed[] = {"-no-source-include", "--modify-stack-limit=false", "--no-cache"};
     size_t num_fixed = MOER_COUNT(fixed) - (context->nvrtc.version < MOER_NVRTC_NO_CACHE_VERSION ? 1u : 0u);
-    size_t count = 1 + num_fixed, size, i;
+    size_t count = 1 + num_fixed, size, i, w;
+    const char *words[2];
     char architecture[64], *next;
     const char *word;
     moe_route_status status = moer_nvrtc_architecture(context, architecture, sizeof architecture, &inputs->ptx);
     if (status != MOE_ROUTE_OK) return status;
     size = strlen(architecture) + 1;
     for (i = 0; i < num_fixed; i++) size += strlen(fixed[i]) + 1;
-    for (word = defines; *word; word++) count += *word == ' ';
-    count += 1;
-    size += strlen(defines) + count * sizeof "-D";
+    words[0] = MOER_CODE_OPTIONS;
+    words[1] = defines;
+    for (w = 0; w < 2; w++) {
+        for (word = words[w]; *word; word++) count += *word == ' ';
+        count += 1;
+        size += strlen(words[w]);
+    }
+    size += count * sizeof "-D";
     inputs->words = (char *)moer_alloc(context, size);
     inputs->options = (const char **)moer_alloc(context, count * sizeof *inputs->options);
     if (!inputs->words || !inputs->options) {
@@ -5109,10 +5671,12 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
     }
     next = moer_nvrtc_add_option(inputs, inputs->words, "", architecture, strlen(architecture));
     for (i = 0; i < num_fixed; i++) next = moer_nvrtc_add_option(inputs, next, "", fixed[i], strlen(fixed[i]));
-    for (word = defines; *word;) {
-        size_t length = strcspn(word, " ");
-        if (length > 0) next = moer_nvrtc_add_option(inputs, next, "-D", word, length);
-        word += length + (word[length] == ' ');
+    for (w = 0; w < 2; w++) {
+        for (word = words[w]; *word;) {
+            size_t length = strcspn(word, " ");
+            if (length > 0) next = moer_nvrtc_add_option(inputs, next, w ? "-D" : "", word, length);
+            word += length + (word[length] == ' ');
+        }
     }
     return MOE_ROUTE_OK;
 }
@@ -5148,14 +5712,16 @@ static moe_route_status moer_nvrtc_fail(moe_route_context *context, const char *
                      text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
 }
 
-/* Copies the compiled code out. PTX comes with its terminator, which the driver relies on. */
-static int moer_nvrtc_take(moe_route_context *context, moer_nvrtc_program program, int ptx, moer_bytes *code) {
+/* Copies the compiled code out; *memory is 0 when there is none for it. PTX comes with its terminator, which the driver relies on. */
+static int moer_nvrtc_take(moe_route_context *context, moer_nvrtc_program program, int ptx, moer_bytes *code,
+                           int *memory) {
     const moer_nvrtc *nvrtc = &context->nvrtc;
     size_t size = 0;
     int result = ptx ? nvrtc->nvrtcGetPTXSize(program, &size) : nvrtc->nvrtcGetCUBINSize(program, &size);
     if (result != 0) return result;
     code->data = size < (size_t)-1 ? (unsigned char *)moer_alloc(context, size + 1) : NULL;
-    if (!code->data) return MOER_NVRTC_ERROR_OUT_OF_MEMORY;
+    *memory = code->data != NULL;
+    if (!code->data) return 0;
     code->size = size;
     result = ptx ? nvrtc->nvrtcGetPTX(program, (char *)code->data) : nvrtc->nvrtcGetCUBIN(program, (char *)code->data);
     if (result != 0) {
@@ -5173,7 +5739,7 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
     moe_route_status status = MOE_ROUTE_OK;
     moer_locale locale;
     char *log;
-    int result;
+    int result, memory = 1;
     moer_locale_begin(&locale);
     result = nvrtc->nvrtcCreateProgram(&program, inputs->source, file, inputs->num_headers, inputs->headers,
                                        inputs->headers + inputs->num_headers);
@@ -5183,11 +5749,12 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
     }
     if (result == 0) {
         call = inputs->ptx ? "nvrtcGetPTX" : "nvrtcGetCUBIN";
-        result = moer_nvrtc_take(context, program, inputs->ptx, code);
+        result = moer_nvrtc_take(context, program, inputs->ptx, code, &memory);
     }
     moer_locale_end(&locale);
     log = moer_nvrtc_log(context, program);
     if (result != 0) status = moer_nvrtc_fail(context, file, defines, call, result, log);
+    else if (!memory) status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for the code of %s", file);
     else if (log) moer_log(context, MOE_ROUTE_LOG_INFO, "NVRTC on %s (%s): %s", file, defines, log);
     moer_free(context, log);
     if (program) nvrtc->nvrtcDestroyProgram(&program);
@@ -5196,11 +5763,13 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
 
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code) {
+    double start, milliseconds;
     moer_nvrtc_inputs inputs;
     moe_route_status status;
     memset(code, 0, sizeof *code);
     status = moer_nvrtc_open(context);
     if (status != MOE_ROUTE_OK) return status;
+    start = moer_milliseconds();
     memset(&inputs, 0, sizeof inputs);
     if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
@@ -5208,172 +5777,40 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_run(context, &inputs, file, defines, code);
     moer_nvrtc_inputs_free(context, &inputs);
+    milliseconds = moer_milliseconds() - start;
+    moer_mutex_lock(&context->mutex);
+    context->statistics.compiles += status == MOE_ROUTE_OK;
+    context->statistics.compile_milliseconds += milliseconds;
+    moer_mutex_unlock(&context->mutex);
     return status;
 }
 
-/* ---- src/cache.c ---- */
+/* ---- src/cache_entry.c ---- */
 /*
-  cache.c: compiled variants on disk. The key, the folder, the entry format, and the protocol of reading and writing.
-  What is compiled, and what the driver makes of an entry, is decided in variant.c; system calls are in platform.c.
+  cache_entry.c: the key that a variant is looked up by, and the bytes in which it is kept: made, and checked. Files and
+  folders don't belong here: the same bytes lie in packs.
 
   The key holds only what is known without NVRTC and without the driver, so that a hit needs neither. The versions that
-  made an entry stand in its header. Anything doubtful about an entry is a miss; a digest guards against damage, and the
-  owner and mode of folder and file guard against others. There is no lock: an entry appears by a rename, two processes
-  may make the same one, and neither reads back what it wrote.
-*/
+  made an entry stand in its header. A digest guards against damage; against others, the owner and mode of the file do.
 
-#define MOER_KEY_SCHEMA "1"
-#define MOER_KEY_PAYLOAD "cubin"
-
-#define MOER_ENTRY_FORMAT 1u
-#define MOER_ENTRY_FIXED_SIZE 80u   /* the header up to the key text */
-#define MOER_ENTRY_MAX_PAYLOAD (16u << 20)
-#define MOER_ENTRY_MAX_SIZE (MOER_ENTRY_MAX_PAYLOAD + 4096u) /* a header is below 4 KB */
-#define MOER_ENTRY_PTX 1u           /* flag: the payload is PTX, with its terminator */
-#define MOER_LIBRARY_VERSION (MOE_ROUTE_VERSION_MAJOR * 10000 + MOE_ROUTE_VERSION_MINOR * 100 + MOE_ROUTE_VERSION_PATCH)
-
-#define MOER_TEMPORARY_SUFFIX ".tmp"
-#define MOER_TEMPORARY_MAX_AGE 3600.0 /* seconds; whoever wrote one for longer is gone */
-#define MOER_ENTRY_PATH_SPACE 128u    /* what is added to the folder's path, at most */
-
-/* ---- key ---- */
-
-static int moer_key_add(moer_key *key, const char *text) {
-    return moer_append(key->text, sizeof key->text, "%lu:%s,", (unsigned long)strlen(text), text);
-}
-
-static int moer_key_make(moer_key *key, const char *family, const char *defines, uint32_t target) {
-    moer_sha256 hash;
-    char target_name[32] = "";
-    memset(key, 0, sizeof *key);
-    key->family = family;
-    key->defines = defines;
-    key->target = target;
-    moer_append(target_name, sizeof target_name, "sm_%lu", (unsigned long)target);
-    if (!moer_key_add(key, MOER_KEY_SCHEMA) || !moer_key_add(key, moer_sources_digest) ||
-        !moer_key_add(key, target_name) || !moer_key_add(key, family) || !moer_key_add(key, defines) ||
-        !moer_key_add(key, MOER_KEY_PAYLOAD)) {
-        return 0;
-    }
-    key->text_size = strlen(key->text);
-    moer_sha256_begin(&hash);
-    moer_sha256_add(&hash, key->text, key->text_size);
-    moer_sha256_end(&hash, key->digest);
-    return 1;
-}
-
-/* ---- folder ---- */
-
-#if defined(_WIN32)
-#define MOER_HOME_CACHE "/AppData/Local"
-#else
-#define MOER_HOME_CACHE "/.cache"
-#endif
-
-/* The folder that the description or the environment asks for. 1: in `root`; 0: none, without a complaint when *why is
-   empty. */
-static int moer_cache_root(const char *given, char *root, size_t size, const char **why) {
-    const char *path = given && given[0] ? given : moer_environment("MOE_ROUTE_CACHE_DIR");
-    int found;
-    *why = "";
-    if (path) {
-        if (strcmp(path, "off") == 0) return 0;
-        *why = "the path of the cache folder is too long";
-        return moer_path_absolute(path, root, size);
-    }
-#if defined(_WIN32)
-    path = moer_environment("LOCALAPPDATA");
-#else
-    path = moer_environment("XDG_CACHE_HOME");
-#endif
-    if (path && moer_path_is_absolute(path)) found = moer_text_set(root, size, path);
-    else found = moer_home_folder(root, size) && moer_append(root, size, MOER_HOME_CACHE);
-    *why = "the user has no home folder; set MOE_ROUTE_CACHE_DIR";
-    return found && moer_append(root, size, "/moe_route");
-}
-
-/* Checks a folder that entries lie in. On refusal `why` says what is wrong with it. */
-static int moer_cache_check_folder(const char *path, int trust_shared, char *why, size_t size) {
-    moer_file_info info;
-    why[0] = '\0';
-    if (!moer_folder_inspect(path, &info)) {
-        char reason[256];
-        moer_system_error(reason, sizeof reason);
-        moer_append(why, size, "it can't be opened as a folder (%s); symbolic links aren't followed", reason);
-        return 0;
-    }
-    if (trust_shared) return 1;
-    if (!info.owned) moer_append(why, size, "it belongs to another user");
-    else if (info.writable_by_others) moer_append(why, size, "other users can write to it");
-    return info.owned && !info.writable_by_others;
-}
-
-/* Creates a folder and those above it, as far as they don't exist. */
-static void moer_cache_create_folders(char *path, int shared) {
-    size_t i;
-    if (moer_path_inspect(path) == MOER_PATH_FOLDER) return;
-    for (i = 1; path[i]; i++) {
-        if (path[i] == '/' || path[i] == '\\') {
-            char separator = path[i];
-            path[i] = '\0';
-            if (moer_path_inspect(path) == MOER_PATH_OTHER) moer_folder_create(path, shared);
-            path[i] = separator;
-        }
-    }
-    moer_folder_create(path, shared);
-}
-
-static void moer_cache_open(moe_route_context *context, const char *folder_or_null, int trust_shared) {
-    moer_cache *cache = &context->cache;
-    const char *refresh = moer_environment("MOE_ROUTE_CACHE"), *no_root;
-    char root[MOER_PATH_MAX], why[512];
-    size_t length;
-    int usable;
-    memset(cache, 0, sizeof *cache);
-    cache->trust_shared = trust_shared != 0;
-    cache->refresh = refresh && strcmp(refresh, "refresh") == 0;
-    if (!moer_cache_root(folder_or_null, root, sizeof root - MOER_ENTRY_PATH_SPACE, &no_root)) {
-        if (no_root[0]) moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk: %s", no_root);
-        return;
-    }
-    for (length = strlen(root); length > 1 && (root[length - 1] == '/' || root[length - 1] == '\\'); length--) {
-        root[length - 1] = '\0'; /* behind a slash a symbolic link would be followed */
-    }
-    moer_cache_create_folders(root, cache->trust_shared);
-    usable = moer_cache_check_folder(root, cache->trust_shared, why, sizeof why);
-    if (usable) {
-        moer_append(root, sizeof root, "/v1");
-        moer_folder_create(root, cache->trust_shared);
-        usable = moer_cache_check_folder(root, cache->trust_shared, why, sizeof why);
-    }
-    if (!usable) {
-        moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk: the folder %s isn't used: %s",
-                 root, why);
-        return;
-    }
-    moer_text_set(cache->folder, sizeof cache->folder, root);
-    cache->writable = 1;
-}
-
-/* <folder>/<first byte of the digest>, and with `whole` the entry's path in it. The folder's length was checked. */
-static void moer_cache_path(const moer_cache *cache, const moer_key *key, int whole, char *path, size_t size) {
-    size_t i;
-    moer_text_set(path, size, cache->folder);
-    moer_append(path, size, "/%02x", (unsigned)key->digest[0]);
-    if (!whole) return;
-    moer_append(path, size, "/");
-    for (i = 1; i < sizeof key->digest; i++) moer_append(path, size, "%02x", (unsigned)key->digest[i]);
-    moer_append(path, size, ".moec");
-}
-
-/* ---- entry: all numbers little-endian
+  An entry, all numbers little-endian:
 
     0 magic (8)           8 format version      12 header length     16 target           20 NVRTC's version
    24 driver's version   28 library's version   32 flags             36 key text length  40 payload length (8)
-   48 SHA-256 of the payload (32)               80 key text
-   then SHA-256 of all before it (32), then the payload ---- */
+   48 SHA-256 of the payload (32)               80 key text, then zeros that make the header's length a multiple of 16
+   then SHA-256 of all before it (32), then the payload, which so is as aligned as the memory that the entry is read to
+*/
 
-static const unsigned char moer_entry_magic[8] = {'M', 'O', 'E', 'C', '\r', '\n', 0x1a, '\n'};
+#define MOER_KEY_SCHEMA "2"
+#define MOER_KEY_PAYLOAD "cubin"
+#define MOER_KEY_FIELDS 7
+
+#define MOER_ENTRY_FORMAT 1u
+#define MOER_ENTRY_FIXED_SIZE 80u /* the header up to the key text */
+#define MOER_ENTRY_PTX 1u         /* flag: the payload is PTX, with its terminator */
+#define MOER_LIBRARY_VERSION (MOE_ROUTE_VERSION_MAJOR * 10000 + MOE_ROUTE_VERSION_MINOR * 100 + MOE_ROUTE_VERSION_PATCH)
+
+/* ---- numbers and digests ---- */
 
 static void moer_write_number(unsigned char *bytes, uint64_t value, unsigned size) {
     unsigned i;
@@ -5394,6 +5831,67 @@ static void moer_digest(const void *data, size_t size, unsigned char digest[32])
     moer_sha256_end(&hash, digest);
 }
 
+/* ---- key ---- */
+
+static int moer_key_add(moer_key *key, const char *text) {
+    return moer_append(key->text, sizeof key->text, "%lu:%s,", (unsigned long)strlen(text), text);
+}
+
+static int moer_key_make(moer_key *key, const char *family, const char *defines, uint32_t target) {
+    char target_name[32] = "";
+    memset(key, 0, sizeof *key);
+    key->target = target;
+    moer_append(target_name, sizeof target_name, "sm_%lu", (unsigned long)target);
+    if (!moer_key_add(key, MOER_KEY_SCHEMA) || !moer_key_add(key, moer_sources_digest) || !moer_key_add(key, target_name) ||
+        !moer_key_add(key, MOER_CODE_OPTIONS) || !moer_key_add(key, family) || !moer_key_add(key, defines) ||
+        !moer_key_add(key, MOER_KEY_PAYLOAD)) {
+        return 0;
+    }
+    key->text_size = strlen(key->text);
+    moer_digest(key->text, key->text_size, key->digest);
+    return 1;
+}
+
+/* The next field of a key, "5:route,"; NULL when there is none. */
+static const char *moer_key_field(const char **next, const char *end, size_t *length) {
+    const char *at = *next, *field;
+    size_t size = 0;
+    if (at == end || *at < '0' || *at > '9') return NULL;
+    for (; at < end && *at >= '0' && *at <= '9'; at++) {
+        size = size * 10 + (size_t)(*at - '0');
+        if (size > (size_t)(end - *next)) return NULL;
+    }
+    if (at == end || *at != ':') return NULL;
+    field = at + 1;
+    if ((size_t)(end - field) <= size || field[size] != ',') return NULL;
+    *next = field + size + 1;
+    *length = size;
+    return field;
+}
+
+static int moer_key_read(const moer_entry *entry, char *family, size_t family_size, char *defines, size_t defines_size, int *current) {
+    const char *const wanted[] = {MOER_KEY_SCHEMA, moer_sources_digest, NULL, MOER_CODE_OPTIONS, NULL, NULL, MOER_KEY_PAYLOAD};
+    const char *next = entry->key_text, *end = next + entry->key_size;
+    int i;
+    *current = 1;
+    family[0] = defines[0] = '\0';
+    for (i = 0; i < MOER_KEY_FIELDS; i++) {
+        size_t length;
+        const char *field = moer_key_field(&next, end, &length);
+        if (!field) return 0;
+        if (wanted[i] && (length != strlen(wanted[i]) || memcmp(field, wanted[i], length) != 0)) *current = 0;
+        if (i == 4) moer_append(family, family_size, "%.*s", (int)length, field);
+        if (i == 5) moer_append(defines, defines_size, "%.*s", (int)length, field);
+    }
+    return next == end;
+}
+
+/* ---- entry ---- */
+
+static uint64_t moer_entry_header_size(uint64_t key_size) { return (MOER_ENTRY_FIXED_SIZE + key_size + 32 + 15) / 16 * 16; }
+
+static const unsigned char moer_entry_magic[8] = {'M', 'O', 'E', 'C', '\r', '\n', 0x1a, '\n'};
+
 static int moer_is_elf(const unsigned char *data, size_t size) {
     return size >= 4 && data[0] == 0x7f && data[1] == 'E' && data[2] == 'L' && data[3] == 'F';
 }
@@ -5403,42 +5901,54 @@ static int moer_is_ptx(const unsigned char *data, size_t size) {
     return size >= 2 && memchr(data, 0, size) == data + size - 1;
 }
 
-/* Where the payload begins in the `size` bytes of an entry for `key`; 0 when anything is wrong with it. */
-static size_t moer_entry_check(const moer_key *key, const unsigned char *entry, size_t size) {
+static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry *entry) {
     unsigned char digest[32];
-    uint64_t header_size, payload_size;
+    uint64_t header_size, payload_size, key_size;
     uint32_t flags;
-    size_t start;
-    if (size < MOER_ENTRY_FIXED_SIZE + 32 || memcmp(entry, moer_entry_magic, 8) != 0) return 0;
-    if (moer_read_number(entry + 8, 4) != MOER_ENTRY_FORMAT || moer_read_number(entry + 16, 4) != key->target) return 0;
-    if (moer_read_number(entry + 36, 4) != key->text_size) return 0;
-    header_size = moer_read_number(entry + 12, 4);
-    payload_size = moer_read_number(entry + 40, 8);
-    flags = (uint32_t)moer_read_number(entry + 32, 4);
-    if (header_size != MOER_ENTRY_FIXED_SIZE + key->text_size + 32 || header_size > size) return 0;
+    memset(entry, 0, sizeof *entry);
+    if (size < MOER_ENTRY_FIXED_SIZE + 32 || memcmp(bytes, moer_entry_magic, 8) != 0) return 0;
+    if (moer_read_number(bytes + 8, 4) != MOER_ENTRY_FORMAT) return 0;
+    header_size = moer_read_number(bytes + 12, 4);
+    key_size = moer_read_number(bytes + 36, 4);
+    payload_size = moer_read_number(bytes + 40, 8);
+    flags = (uint32_t)moer_read_number(bytes + 32, 4);
+    if (header_size != moer_entry_header_size(key_size) || header_size > size) return 0;
     if (payload_size > MOER_ENTRY_MAX_PAYLOAD || payload_size != size - header_size) return 0;
-    start = (size_t)header_size;
-    if (memcmp(entry + MOER_ENTRY_FIXED_SIZE, key->text, key->text_size) != 0) return 0;
-    moer_digest(entry, start - 32, digest);
-    if (memcmp(entry + start - 32, digest, 32) != 0) return 0;
-    moer_digest(entry + start, size - start, digest);
-    if (memcmp(entry + 48, digest, 32) != 0) return 0;
-    if (flags == 0 && moer_is_elf(entry + start, size - start)) return start;
-    if (flags == MOER_ENTRY_PTX && moer_is_ptx(entry + start, size - start)) return start;
-    return 0;
+    moer_digest(bytes, (size_t)header_size - 32, digest);
+    if (memcmp(bytes + header_size - 32, digest, 32) != 0) return 0;
+    entry->payload = bytes + header_size;
+    entry->payload_size = (size_t)payload_size;
+    moer_digest(entry->payload, entry->payload_size, digest);
+    if (memcmp(bytes + 48, digest, 32) != 0) return 0;
+    if (flags == 0 ? !moer_is_elf(entry->payload, entry->payload_size)
+                   : flags != MOER_ENTRY_PTX || !moer_is_ptx(entry->payload, entry->payload_size)) {
+        return 0;
+    }
+    entry->key_text = (const char *)bytes + MOER_ENTRY_FIXED_SIZE;
+    entry->key_size = (size_t)key_size;
+    entry->target = (uint32_t)moer_read_number(bytes + 16, 4);
+    entry->nvrtc_version = (uint32_t)moer_read_number(bytes + 20, 4);
+    entry->driver_version = (uint32_t)moer_read_number(bytes + 24, 4);
+    entry->library_version = (uint32_t)moer_read_number(bytes + 28, 4);
+    return 1;
 }
 
-/* An entry in memory; data NULL when there is none or the code can't be kept. */
-static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code,
-                                  int nvrtc_version) {
-    size_t start = MOER_ENTRY_FIXED_SIZE + key->text_size + 32;
-    int elf = moer_is_elf(code->data, code->size);
+static int moer_entry_is_for(const moer_entry *entry, const moer_key *key) {
+    return entry->target == key->target && entry->key_size == key->text_size && memcmp(entry->key_text, key->text, key->text_size) == 0;
+}
+
+static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code) {
+    size_t start = (size_t)moer_entry_header_size(key->text_size);
+    int elf = moer_is_elf(code->data, code->size), nvrtc_version;
     moer_bytes entry;
     unsigned char *data;
     memset(&entry, 0, sizeof entry);
     if (code->size > MOER_ENTRY_MAX_PAYLOAD || (!elf && !moer_is_ptx(code->data, code->size))) return entry;
     data = (unsigned char *)moer_alloc(context, start + code->size);
     if (!data) return entry;
+    moer_mutex_lock(&context->mutex);
+    nvrtc_version = context->nvrtc.version;
+    moer_mutex_unlock(&context->mutex);
     memcpy(data, moer_entry_magic, 8);
     moer_write_number(data + 8, MOER_ENTRY_FORMAT, 4);
     moer_write_number(data + 12, start, 4);
@@ -5458,57 +5968,220 @@ static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *ke
     return entry;
 }
 
-/* ---- reading ---- */
+/* ---- src/cache_folder.c ---- */
+/*
+  cache_folder.c: which folders compiled variants are kept in: the one that this process writes, and those that are only
+  read. What lies in a folder belongs to cache_file.c and cache_trim.c.
 
-/* A whole file that is allowed to be an entry; data NULL otherwise. */
-static moer_bytes moer_cache_read(moe_route_context *context, const char *path) {
-    moer_bytes bytes;
-    moer_file_info info;
-    moer_file file = moer_file_open(path);
-    size_t done = 0;
-    memset(&bytes, 0, sizeof bytes);
-    if (file == MOER_NO_FILE) return bytes;
-    if (moer_file_inspect(file, &info) && info.kind == MOER_PATH_FILE && info.size <= MOER_ENTRY_MAX_SIZE &&
-        (context->cache.trust_shared || (info.owned && !info.writable_by_others))) {
-        bytes.size = (size_t)info.size;
-        bytes.data = (unsigned char *)moer_alloc(context, bytes.size);
+  A cubin is a program that the GPU runs with the process's memory. So a folder is used only when nobody but the user (and
+  for one that is only read, the system's administrator) can put something there. There is no folder for all users, and no
+  fall-back to one such as /tmp.
+*/
+
+#if defined(_WIN32)
+#define MOER_HOME_CACHE "/AppData/Local"
+#define MOER_CACHE_HOME "LOCALAPPDATA"
+#else
+#define MOER_HOME_CACHE "/.cache"
+#define MOER_CACHE_HOME "XDG_CACHE_HOME"
+#endif
+
+#define MOER_CACHE_FORMAT_FOLDER "/v1"
+#define MOER_ENTRY_PATH_SPACE 128u /* what is added to the folder's path, at most */
+
+/* The folder that the description or the environment asks for. 1: in `root`; 0: none, without a complaint when *why is
+   empty. */
+static int moer_cache_root(const char *given, char *root, size_t size, const char **why) {
+    char value[MOER_PATH_MAX];
+    const char *path = given && given[0] ? given : moer_environment("MOE_ROUTE_CACHE_DIR", value, sizeof value);
+    int found;
+    *why = "";
+    if (path) {
+        if (strcmp(path, "off") == 0) return 0;
+        *why = "the path of the cache folder is too long";
+        return moer_path_absolute(path, root, size);
     }
-    while (bytes.data && done < bytes.size) {
-        long count = moer_file_read(file, bytes.data + done, bytes.size - done);
-        if (count <= 0) break;
+    path = moer_environment(MOER_CACHE_HOME, value, sizeof value);
+    if (path && moer_path_is_absolute(path)) found = moer_text_set(root, size, path);
+    else found = moer_home_folder(root, size) && moer_append(root, size, MOER_HOME_CACHE);
+    *why = "the user has no home folder; set MOE_ROUTE_CACHE_DIR";
+    return found && moer_append(root, size, "/moe_route");
+}
+
+static int moer_cache_check_folder(const moer_cache *cache, const char *path, int read_only, char *why, size_t size) {
+    moer_file_info info;
+    int owned;
+    why[0] = '\0';
+    if (!cache->files->folder_inspect(path, &info)) {
+        char reason[256];
+        moer_system_error(reason, sizeof reason);
+        moer_append(why, size, "it can't be opened as a folder (%s); symbolic links aren't followed", reason);
+        return 0;
+    }
+    if (cache->trust_shared) return 1;
+    owned = info.owner == MOER_OWNER_SELF || (read_only && info.owner == MOER_OWNER_SYSTEM);
+    if (!owned) moer_append(why, size, "it belongs to another user");
+    else if (info.writable_by_others) moer_append(why, size, "other users can write to it");
+    return owned && !info.writable_by_others;
+}
+
+static void moer_cache_create_folders(const moer_cache *cache, char *path) {
+    const int mode = cache->trust_shared ? 0777 : 0700;
+    size_t i;
+    for (i = 1; path[i]; i++) {
+        if (moer_path_is_separator(path[i])) {
+            char separator = path[i];
+            path[i] = '\0';
+            if (moer_path_inspect(path) == MOER_PATH_OTHER) cache->files->folder_create(path, mode);
+            path[i] = separator;
+        }
+    }
+    cache->files->folder_create(path, mode);
+}
+
+/* Makes the path absolute and without closing separators, behind which a symbolic link would be followed. */
+static int moer_cache_normalize(char *root) {
+    size_t length;
+    for (length = strlen(root); length > 1 && moer_path_is_separator(root[length - 1]); length--) root[length - 1] = '\0';
+    return root[0] != '\0';
+}
+
+/* Checks <root> and <root>/v1, and leaves the latter in `root`. */
+static int moer_cache_check_root(const moer_cache *cache, char *root, size_t size, int read_only, char *why, size_t why_size) {
+    int created = read_only || moer_path_inspect(root) == MOER_PATH_FOLDER;
+    if (!created) moer_cache_create_folders(cache, root);
+    if (!moer_cache_check_folder(cache, root, read_only, why, why_size)) return 0;
+    moer_append(root, size, MOER_CACHE_FORMAT_FOLDER);
+    if (!read_only) cache->files->folder_create(root, cache->trust_shared ? 0777 : 0700);
+    return moer_cache_check_folder(cache, root, read_only, why, why_size);
+}
+
+static void moer_cache_open_own(moe_route_context *context, const char *given) {
+    moer_cache *cache = &context->cache;
+    char root[MOER_PATH_MAX], why[512];
+    const char *no_root;
+    if (!moer_cache_root(given, root, sizeof root - MOER_ENTRY_PATH_SPACE, &no_root) || !moer_cache_normalize(root)) {
+        if (no_root[0]) moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk: %s", no_root);
+    } else if (!moer_cache_check_root(cache, root, sizeof root, 0, why, sizeof why)) {
+        moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk: the folder %s isn't used: %s", root, why);
+    } else {
+        moer_text_set(cache->folder, sizeof cache->folder, root);
+        cache->writable = 1;
+    }
+}
+
+static void moer_cache_open_read_only(moe_route_context *context, const char *const *given, uint32_t count) {
+    moer_cache *cache = &context->cache;
+    size_t bytes;
+    uint32_t i;
+    if (moer_size_mul(count, sizeof *cache->read_only, &bytes)) cache->read_only = (moer_path *)moer_alloc(context, bytes);
+    for (i = 0; i < count; i++) {
+        char why[512] = "there is no memory for it";
+        char *root = cache->read_only ? cache->read_only[cache->num_read_only].text : NULL;
+        if (root && given[i] && !moer_path_absolute(given[i], root, sizeof *cache->read_only - MOER_ENTRY_PATH_SPACE)) {
+            moer_text_set(why, sizeof why, "its path is too long");
+        } else if (root && given[i] && moer_cache_normalize(root) &&
+                   moer_cache_check_root(cache, root, sizeof *cache->read_only, 1, why, sizeof why)) {
+            cache->num_read_only++;
+            continue;
+        }
+        moer_log(context, MOE_ROUTE_LOG_WARNING, "the read-only cache folder %s isn't used: %s", given[i] ? given[i] : "NULL", given[i] ? why : "it has no path");
+    }
+}
+
+static void moer_cache_open(moe_route_context *context, const moe_route_context_desc *desc) {
+    moer_cache *cache = &context->cache;
+    char value[32];
+    const char *refresh = moer_environment("MOE_ROUTE_CACHE", value, sizeof value);
+    memset(cache, 0, sizeof *cache);
+    cache->files = moer_default_files;
+    cache->trust_shared = desc->trust_shared_cache != 0;
+    cache->refresh = refresh && strcmp(refresh, "refresh") == 0;
+    cache->limit = desc->cache_limit ? desc->cache_limit : MOER_CACHE_DEFAULT_LIMIT;
+    if (desc->num_cache_read_only_dirs > 0) moer_cache_open_read_only(context, desc->cache_read_only_dirs, desc->num_cache_read_only_dirs);
+    moer_cache_open_own(context, desc->cache_dir);
+}
+
+static void moer_cache_close(moe_route_context *context) {
+    moer_free(context, context->cache.read_only);
+    context->cache.read_only = NULL;
+    context->cache.num_read_only = 0;
+}
+
+static void moer_cache_path(const char *folder, const unsigned char digest[32], int whole, char *path, size_t size) {
+    size_t i;
+    moer_text_set(path, size, folder);
+    moer_append(path, size, "/%02x", (unsigned)digest[0]);
+    if (!whole) return;
+    moer_append(path, size, "/");
+    for (i = 1; i < 32; i++) moer_append(path, size, "%02x", (unsigned)digest[i]);
+    moer_append(path, size, ".moec");
+}
+
+/* ---- src/cache_file.c ---- */
+/*
+  cache_file.c: reading and writing one file. Whether its bytes are an entry is decided in cache_entry.c; which file is asked
+  for, and what a failure means, in cache.c.
+
+  A file is read into memory and never mapped: another process may cut it off at any moment. It is written under a temporary
+  name in the folder where it will stand, flushed, and renamed: whoever opens it sees all of it or nothing, also after a
+  crash. There is no lock: two processes may write the same entry, neither waits, and neither reads back what it wrote.
+*/
+
+/* Says why a file isn't used, once it is open. NULL: nothing speaks against it. */
+static const char *moer_cache_objection(const moer_cache *cache, const moer_file_info *info, moer_read_kind kind) {
+    if (info->kind == MOER_PATH_FOLDER) return "it is a folder";
+    if (info->kind != MOER_PATH_FILE) return "it isn't a regular file";
+    if (info->size == 0) return "it is empty";
+    if (info->size > (kind == MOER_READ_PACK ? MOER_PACK_MAX_SIZE : MOER_ENTRY_MAX_SIZE)) return "it is too large";
+    if (cache->trust_shared) return NULL;
+    if (info->owner == MOER_OWNER_OTHER || (info->owner == MOER_OWNER_SYSTEM && kind == MOER_READ_OWN)) return "it belongs to another user";
+    return info->writable_by_others ? "other users can write to it" : NULL;
+}
+
+/* Reads `size` bytes that the file must have, exactly. */
+static int moer_cache_read_all(const moer_files *files, moer_file file, unsigned char *data, size_t size) {
+    unsigned char more;
+    size_t done = 0;
+    while (done < size) {
+        long count = files->read(file, data + done, size - done);
+        if (count <= 0) return 0;
         done += (size_t)count;
     }
-    moer_file_close(file);
-    if (bytes.data && done == bytes.size) return bytes;
-    moer_free(context, bytes.data);
-    memset(&bytes, 0, sizeof bytes);
-    return bytes;
+    return files->read(file, &more, 1) == 0;
 }
 
-static void moer_cache_load(moe_route_context *context, const moer_key *key, moer_bytes *code) {
-    char path[MOER_PATH_MAX];
-    size_t start;
-    memset(code, 0, sizeof *code);
-    if (!context->cache.folder[0] || context->cache.refresh) return;
-    moer_cache_path(&context->cache, key, 1, path, sizeof path);
-    *code = moer_cache_read(context, path);
-    if (!code->data) return;
-    start = moer_entry_check(key, code->data, code->size);
-    if (start == 0) {
-        moer_log(context, MOE_ROUTE_LOG_INFO, "%s is damaged or isn't the entry of its name; it is replaced", path);
-        moer_free(context, code->data);
-        memset(code, 0, sizeof *code);
-        return;
+static moer_found moer_cache_read(moe_route_context *context, const char *path, moer_read_kind kind, moer_bytes *bytes,
+                                  moer_file_info *info, char *why, size_t size) {
+    const moer_files *files = context->cache.files;
+    const char *objection = NULL;
+    moer_file file = files->open(path, kind == MOER_READ_PACK);
+    memset(bytes, 0, sizeof *bytes);
+    memset(info, 0, sizeof *info);
+    why[0] = '\0';
+    if (file == MOER_NO_FILE) {
+        if (moer_system_error_is_absence()) return MOER_FOUND_NOTHING;
+        moer_system_error(why, size);
+        return MOER_FOUND_UNUSABLE;
     }
-    code->size -= start;
-    memmove(code->data, code->data + start, code->size);
+    if (!files->inspect(file, info)) moer_system_error(why, size);
+    else objection = moer_cache_objection(&context->cache, info, kind);
+    if (!why[0] && !objection) {
+        bytes->size = (size_t)info->size;
+        bytes->data = (unsigned char *)moer_alloc(context, bytes->size);
+        if (!bytes->data) objection = "there is no memory for it";
+        else if (!moer_cache_read_all(files, file, bytes->data, bytes->size)) objection = "it can't be read as a whole";
+    }
+    files->close(file);
+    if (!why[0] && !objection) return MOER_FOUND_BYTES;
+    if (objection) moer_text_set(why, size, objection);
+    moer_free(context, bytes->data);
+    memset(bytes, 0, sizeof *bytes);
+    return info->kind == MOER_PATH_FOLDER ? MOER_FOUND_FOLDER : MOER_FOUND_UNUSABLE;
 }
 
-/* ---- writing ---- */
-
-/* Writes a new file and flushes it; on failure nothing stays behind, and `why` says what happened. */
-static int moer_cache_write_file(const char *path, const moer_bytes *bytes, int shared, char *why, size_t size) {
-    moer_file file = moer_file_create(path, shared);
+static int moer_cache_write_file(const moer_files *files, const char *path, const moer_bytes *bytes, int mode, char *why, size_t size) {
+    moer_file file = files->create(path, mode);
     size_t done = 0;
     int written;
     if (file == MOER_NO_FILE) {
@@ -5516,106 +6189,757 @@ static int moer_cache_write_file(const char *path, const moer_bytes *bytes, int 
         return 0;
     }
     while (done < bytes->size) {
-        long count = moer_file_write(file, bytes->data + done, bytes->size - done);
+        long count = files->write(file, bytes->data + done, bytes->size - done);
         if (count <= 0) break;
         done += (size_t)count;
     }
-    written = done == bytes->size && moer_file_flush(file);
+    written = done == bytes->size && files->flush(file);
     if (!written) moer_system_error(why, size);
-    if (!moer_file_close(file) && written) {
+    if (!files->close(file) && written) {
         moer_system_error(why, size);
         written = 0;
     }
-    if (!written) moer_file_remove(path);
+    if (!written) files->remove(path);
     return written;
 }
 
-/* Removes temporary files that a killed process left in a folder. */
-static void moer_cache_sweep(const char *path) {
-    moer_folder folder;
-    const char *name;
-    const size_t suffix = sizeof MOER_TEMPORARY_SUFFIX - 1;
-    if (!moer_folder_open(&folder, path)) return;
-    while ((name = moer_folder_next(&folder)) != NULL) {
-        size_t length = strlen(name);
-        char file[MOER_PATH_MAX];
-        if (length <= suffix || strcmp(name + length - suffix, MOER_TEMPORARY_SUFFIX) != 0) continue;
-        if (!moer_text_set(file, sizeof file, path) || !moer_append(file, sizeof file, "/%s", name)) continue;
-        if (moer_file_age(file) > MOER_TEMPORARY_MAX_AGE) moer_file_remove(file);
+/* The folder of the entry, created again where somebody has deleted the cache meanwhile. */
+static int moer_cache_open_shelf(moer_cache *cache, const moer_key *key, char *folder, size_t folder_size, char *why, size_t size) {
+    const int mode = cache->trust_shared ? 0777 : 0700;
+    moer_cache_path(cache->folder, key->digest, 0, folder, folder_size);
+    if (!cache->files->folder_create(folder, mode) && moer_system_error_is_absence()) {
+        char root[MOER_PATH_MAX];
+        moer_text_set(root, sizeof root, cache->folder);
+        moer_cache_create_folders(cache, root);
+        if (!moer_cache_check_folder(cache, cache->folder, 0, why, size)) return 0;
+        cache->files->folder_create(folder, mode);
     }
-    moer_folder_close(&folder);
+    return moer_cache_check_folder(cache, folder, 0, why, size);
 }
 
-/* Writes an entry under a temporary name and renames it. 0: `why` tells what failed. */
-static int moer_cache_publish(moe_route_context *context, const moer_key *key, const moer_bytes *entry, unsigned number,
-                              char *why, size_t size) {
-    const moer_cache *cache = &context->cache;
+static int moer_cache_publish(moe_route_context *context, const moer_key *key, const moer_bytes *entry, char *why, size_t size) {
+    moer_cache *cache = &context->cache;
     char folder[MOER_PATH_MAX], temporary[MOER_PATH_MAX], path[MOER_PATH_MAX];
     uint64_t random = moer_random();
-    moer_cache_path(cache, key, 0, folder, sizeof folder);
-    moer_cache_path(cache, key, 1, path, sizeof path);
-    moer_folder_create(folder, cache->trust_shared);
-    if (!moer_cache_check_folder(folder, cache->trust_shared, why, size)) return 0;
+    unsigned number;
+    moer_mutex_lock(&context->mutex);
+    number = cache->stores++;
+    moer_mutex_unlock(&context->mutex);
+    if (!moer_cache_open_shelf(cache, key, folder, sizeof folder, why, size)) return 0;
+    moer_cache_path(cache->folder, key->digest, 1, path, sizeof path);
     moer_text_set(temporary, sizeof temporary, folder);
-    moer_append(temporary, sizeof temporary, "/%lx-%x-%08lx%08lx" MOER_TEMPORARY_SUFFIX,
-                (unsigned long)moer_process_id(), number, (unsigned long)(random >> 32),
-                (unsigned long)(random & 0xffffffffu));
-    if (!moer_cache_write_file(temporary, entry, cache->trust_shared, why, size)) return 0;
-    if (moer_file_rename(temporary, path)) return 1;
+    moer_append(temporary, sizeof temporary, "/%lx-%x-%08lx%08lx.tmp", (unsigned long)moer_process_id(), number,
+                (unsigned long)(random >> 32), (unsigned long)(random & 0xffffffffu));
+    if (!moer_cache_write_file(cache->files, temporary, entry, cache->trust_shared ? 0666 : 0600, why, size)) return 0;
+    if (cache->files->rename(temporary, path)) return 1;
     moer_system_error(why, size);
-    moer_file_remove(temporary);
+    cache->files->remove(temporary);
     return 0;
 }
 
-static void moer_cache_store(moe_route_context *context, const moer_key *key, const moer_bytes *code) {
-    moer_cache *cache = &context->cache;
-    moer_bytes entry;
-    char why[512] = "";
-    unsigned number;
-    int writable, published, first, nvrtc_version;
-    moer_mutex_lock(&context->mutex);
-    writable = cache->folder[0] && cache->writable;
-    number = cache->stores++;
-    nvrtc_version = context->nvrtc.version;
-    moer_mutex_unlock(&context->mutex);
-    if (!writable) return;
-    entry = moer_entry_make(context, key, code, nvrtc_version);
-    if (!entry.data) return;
-    published = moer_cache_publish(context, key, &entry, number, why, sizeof why);
-    moer_free(context, entry.data);
+/* ---- src/cache_trim.c ---- */
+/*
+  cache_trim.c: what leaves the cache's folder by itself: temporary files that a killed process left, and when the folder has
+  outgrown its limit, the entries that were used longest ago. Removing by request belongs to cache_calls.c.
 
-    moer_mutex_lock(&context->mutex);
-    if (published) {
-        first = !cache->swept;
-        cache->swept = 1;
-    } else {
-        first = cache->writable;
-        cache->writable = 0;
+  A file's modification time says when it was last used: a hit sets it, at most once an hour. What was written or used within
+  the last hour stays, so that nothing is removed which a process is about to write, to rename or to read; a reader that has
+  an older entry open loses nothing. Ages are measured from the entry that was just written, by the clock of the file system:
+  this machine's own may differ.
+
+  Looking through the folder opens every file, which takes long on a network. So it is done by the first of all processes
+  that writes something an hour after the last time, which the date of an empty file tells, and by a process that has written
+  as much as the limit itself.
+*/
+
+#define MOER_TEMPORARY_SUFFIX ".tmp"
+#define MOER_LOOKED_THROUGH "/looked_through"
+#define MOER_ENTRY_NAME 67u /* 62 digits and ".moec" */
+
+/* Value of a hexadecimal digit as the cache writes it; 16 for anything else. */
+static unsigned moer_hexadecimal(char digit) {
+    if (digit >= '0' && digit <= '9') return (unsigned)(digit - '0');
+    return digit >= 'a' && digit <= 'f' ? (unsigned)(digit - 'a') + 10u : 16u;
+}
+
+/* An entry's name, into the digest's bytes from the second on. */
+static int moer_cache_name_read(const char *name, unsigned char digest[32]) {
+    size_t i;
+    if (strlen(name) != MOER_ENTRY_NAME || strcmp(name + 62, ".moec") != 0) return 0;
+    for (i = 1; i < 32; i++) {
+        unsigned high = moer_hexadecimal(name[2 * i - 2]), low = moer_hexadecimal(name[2 * i - 1]);
+        if (high > 15 || low > 15) return 0;
+        digest[i] = (unsigned char)(high << 4 | low);
     }
-    moer_mutex_unlock(&context->mutex);
-    if (published && first) {
-        char folder[MOER_PATH_MAX];
-        moer_cache_path(cache, key, 0, folder, sizeof folder);
-        moer_cache_sweep(folder);
-    } else if (!published && first) {
-        moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk any longer: writing to %s: %s",
-                 cache->folder, why);
+    return 1;
+}
+
+static int moer_cache_inspect(const moer_files *files, const char *path, moer_file_info *info) {
+    moer_file file = files->open(path, 0);
+    int inspected;
+    if (file == MOER_NO_FILE) return 0;
+    inspected = files->inspect(file, info);
+    files->close(file);
+    return inspected;
+}
+
+static int moer_cache_walk(moe_route_context *context, int (*visit)(moe_route_context *, const moer_cache_file *, void *), void *user) {
+    const moer_files *files = context->cache.files;
+    moer_cache_file *file;
+    unsigned shelf;
+    int going = 1;
+    if (!context->cache.folder[0]) return 1;
+    file = (moer_cache_file *)moer_alloc(context, sizeof *file);
+    if (!file) return 0;
+    for (shelf = 0; shelf < 256 && going; shelf++) {
+        char path[MOER_PATH_MAX];
+        moer_folder folder;
+        const char *name;
+        memset(file->digest, 0, sizeof file->digest);
+        file->digest[0] = (unsigned char)shelf;
+        moer_cache_path(context->cache.folder, file->digest, 0, path, sizeof path);
+        if (!files->folder_open(&folder, path)) continue;
+        while (going && (name = files->folder_next(&folder)) != NULL) {
+            const size_t length = strlen(name), suffix = sizeof MOER_TEMPORARY_SUFFIX - 1;
+            file->is_entry = moer_cache_name_read(name, file->digest);
+            if (!file->is_entry && (length <= suffix || strcmp(name + length - suffix, MOER_TEMPORARY_SUFFIX) != 0)) continue;
+            if (!moer_text_set(file->path, sizeof file->path, path) || !moer_append(file->path, sizeof file->path, "/%s", name)) continue;
+            if (!moer_cache_inspect(files, file->path, &file->info)) {
+                if (moer_system_error_is_absence()) continue; /* removed meanwhile */
+                memset(&file->info, 0, sizeof file->info);
+            }
+            going = visit(context, file, user);
+        }
+        files->folder_close(&folder);
+    }
+    moer_free(context, file);
+    return going;
+}
+
+/* ---- trimming ---- */
+
+typedef struct moer_trim_entry {
+    unsigned char digest[32];
+    uint64_t size;
+    int64_t modified;
+} moer_trim_entry;
+
+typedef struct moer_trim {
+    int64_t now;
+    uint64_t bytes; /* of all entries */
+    moer_trim_entry *entries;
+    size_t count, capacity;
+} moer_trim;
+
+static int moer_trim_visit(moe_route_context *context, const moer_cache_file *file, void *user) {
+    moer_trim *trim = (moer_trim *)user;
+    moer_trim_entry *entry;
+    if (file->info.kind != MOER_PATH_FILE) return 1;
+    if (!file->is_entry) {
+        if (trim->now - file->info.modified > MOER_CACHE_RECENT) context->cache.files->remove(file->path);
+        return 1;
+    }
+    trim->bytes += file->info.size;
+    if (trim->count == trim->capacity) {
+        size_t capacity = trim->capacity ? 2 * trim->capacity : 256, bytes;
+        moer_trim_entry *grown = moer_size_mul(capacity, sizeof *grown, &bytes) ? (moer_trim_entry *)moer_alloc(context, bytes) : NULL;
+        if (!grown) return 0;
+        if (trim->count) memcpy(grown, trim->entries, trim->count * sizeof *grown);
+        moer_free(context, trim->entries);
+        trim->entries = grown;
+        trim->capacity = capacity;
+    }
+    entry = &trim->entries[trim->count++];
+    memcpy(entry->digest, file->digest, sizeof entry->digest);
+    entry->size = file->info.size;
+    entry->modified = file->info.modified;
+    return 1;
+}
+
+static int moer_trim_compare(const void *a, const void *b) {
+    const moer_trim_entry *left = (const moer_trim_entry *)a, *right = (const moer_trim_entry *)b;
+    if (left->modified != right->modified) return left->modified < right->modified ? -1 : 1;
+    return memcmp(left->digest, right->digest, sizeof left->digest);
+}
+
+/* Removes the oldest entries until `target` bytes are left, or only recent ones. */
+static void moer_trim_remove(moe_route_context *context, moer_trim *trim, uint64_t target) {
+    const moer_files *files = context->cache.files;
+    size_t i;
+    if (trim->count == 0) return;
+    qsort(trim->entries, trim->count, sizeof *trim->entries, moer_trim_compare);
+    for (i = 0; i < trim->count && trim->bytes > target; i++) {
+        const moer_trim_entry *entry = &trim->entries[i];
+        char path[MOER_PATH_MAX];
+        moer_file_info info;
+        if (trim->now - entry->modified <= MOER_CACHE_RECENT) break;
+        moer_cache_path(context->cache.folder, entry->digest, 1, path, sizeof path);
+        if (moer_cache_inspect(files, path, &info)) { /* used or written again meanwhile: it stays */
+            if (info.modified != entry->modified || info.size != entry->size || !files->remove(path)) continue;
+        }
+        trim->bytes -= entry->size;
     }
 }
 
-static void moer_cache_remove(moe_route_context *context, const moer_key *key, const moer_bytes *code) {
+/* Was the folder looked through within the hour before `now`? */
+static int moer_trim_is_recent(const moer_cache *cache, int64_t now) {
     char path[MOER_PATH_MAX];
-    moer_bytes entry;
-    size_t start;
-    if (!context->cache.folder[0]) return;
-    moer_cache_path(&context->cache, key, 1, path, sizeof path);
-    entry = moer_cache_read(context, path);
-    if (!entry.data) return;
-    start = moer_entry_check(key, entry.data, entry.size);
-    if (start > 0 && entry.size - start == code->size && memcmp(entry.data + start, code->data, code->size) == 0) {
-        moer_file_remove(path);
+    moer_file_info info;
+    moer_text_set(path, sizeof path, cache->folder);
+    moer_append(path, sizeof path, MOER_LOOKED_THROUGH);
+    return moer_cache_inspect(cache->files, path, &info) && now >= info.modified && now - info.modified <= MOER_CACHE_RECENT;
+}
+
+/* It was just now. */
+static void moer_trim_note(const moer_cache *cache) {
+    char path[MOER_PATH_MAX];
+    moer_file file;
+    moer_text_set(path, sizeof path, cache->folder);
+    moer_append(path, sizeof path, MOER_LOOKED_THROUGH);
+    if (cache->files->touch(path)) return;
+    file = cache->files->create(path, cache->trust_shared ? 0666 : 0600);
+    if (file != MOER_NO_FILE) cache->files->close(file);
+}
+
+static void moer_cache_trim(moe_route_context *context, const moer_key *written, size_t size) {
+    moer_cache *cache = &context->cache;
+    char path[MOER_PATH_MAX];
+    moer_file_info info;
+    moer_trim trim;
+    int due, first;
+    moer_mutex_lock(&context->mutex);
+    cache->bytes += size;
+    due = !cache->trimming && cache->bytes >= cache->trim_at;
+    first = cache->trim_at == 0;
+    if (due) cache->trimming = 1;
+    moer_mutex_unlock(&context->mutex);
+    if (!due) return;
+
+    memset(&trim, 0, sizeof trim);
+    moer_cache_path(cache->folder, written->digest, 1, path, sizeof path);
+    due = moer_cache_inspect(cache->files, path, &info) && !(first && moer_trim_is_recent(cache, info.modified));
+    if (due) {
+        trim.now = info.modified;
+        if (moer_cache_walk(context, moer_trim_visit, &trim) && trim.bytes > cache->limit) {
+            moer_trim_remove(context, &trim, cache->limit - cache->limit / 8);
+        }
+        moer_trim_note(cache);
     }
-    moer_free(context, entry.data);
+    moer_free(context, trim.entries);
+    moer_mutex_lock(&context->mutex);
+    cache->trimming = 0;
+    cache->bytes = due ? trim.bytes : size;
+    cache->trim_at = cache->bytes <= cache->limit ? cache->limit : cache->bytes + cache->limit / 8 + 1;
+    moer_mutex_unlock(&context->mutex);
+}
+
+/* ---- src/pack.c ---- */
+/*
+  pack.c: packs: many compiled variants in one file or piece of memory, found through an index. Reading them; writing belongs
+  to pack_write.c. An entry in a pack has the same bytes as a file of the cache, and passes the same checks before it is used.
+
+    0 magic (8)      8 format version (4)     12 number of entries (4)     16 size of the pack (8)
+   24 index: for each entry its key's SHA-256 (32), its offset (8) and size (8); ascending by SHA-256
+   then SHA-256 of all before it (32), then the entries
+*/
+
+static const unsigned char *moer_pack_magic(void) {
+    static const unsigned char magic[8] = {'M', 'O', 'E', 'P', '\r', '\n', 0x1a, '\n'};
+    return magic;
+}
+
+static const char *moer_pack_check(const unsigned char *data, size_t size, uint32_t *count) {
+    unsigned char digest[32];
+    size_t index_end, i;
+    if (size < MOER_PACK_HEAD + 32 || memcmp(data, moer_pack_magic(), 8) != 0) return "it isn't a pack";
+    if (moer_read_number(data + 8, 4) != MOER_PACK_FORMAT) return "it is of another version of the format";
+    if (moer_read_number(data + 16, 8) != size) return "it isn't as long as it says: a part is missing, or something follows it";
+    *count = (uint32_t)moer_read_number(data + 12, 4);
+    if (*count > (size - MOER_PACK_HEAD - 32) / MOER_PACK_INDEX) return "its index is damaged";
+    index_end = MOER_PACK_HEAD + (size_t)*count * MOER_PACK_INDEX;
+    moer_digest(data, index_end, digest);
+    if (memcmp(data + index_end, digest, 32) != 0) return "its index is damaged";
+    for (i = 0; i < *count; i++) {
+        const unsigned char *item = data + MOER_PACK_HEAD + i * MOER_PACK_INDEX;
+        uint64_t offset = moer_read_number(item + 32, 8), length = moer_read_number(item + 40, 8);
+        if (offset < index_end + 32 || offset > size || length > size - offset) return "its index is wrong";
+        if (i > 0 && memcmp(item - MOER_PACK_INDEX, item, 32) >= 0) return "its index is wrong";
+    }
+    return NULL;
+}
+
+static int moer_pack_find(const moer_pack *pack, const unsigned char digest[32], const unsigned char **bytes, size_t *size) {
+    size_t low = 0, high = pack->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const unsigned char *item = pack->data + MOER_PACK_HEAD + middle * MOER_PACK_INDEX;
+        int order = memcmp(item, digest, 32);
+        if (order == 0) {
+            *bytes = pack->data + moer_read_number(item + 32, 8);
+            *size = (size_t)moer_read_number(item + 40, 8);
+            return 1;
+        }
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return 0;
+}
+
+/* Takes over `owned`, also when it fails. */
+static moe_route_status moer_pack_add(moe_route_context *context, const unsigned char *data, unsigned char *owned, size_t size, const char *name) {
+    moer_pack *pack, **link;
+    uint32_t count = 0;
+    const char *wrong = moer_pack_check(data, size, &count);
+    if (wrong) {
+        moer_free(context, owned);
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "the pack %s isn't used: %s", name, wrong);
+    }
+    pack = (moer_pack *)moer_alloc(context, sizeof *pack + strlen(name) + 1);
+    if (!pack) {
+        moer_free(context, owned);
+        return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for the pack %s", name);
+    }
+    pack->data = data;
+    pack->owned = owned;
+    pack->size = size;
+    pack->count = count;
+    pack->name = (char *)(pack + 1);
+    memcpy(pack->name, name, strlen(name) + 1);
+    moer_mutex_lock(&context->mutex);
+    for (link = &context->packs; *link; link = &(*link)->next) {}
+    *link = pack;
+    moer_mutex_unlock(&context->mutex);
+    moer_log(context, MOE_ROUTE_LOG_INFO, "the pack %s holds %u variants", name, (unsigned)count);
+    return MOE_ROUTE_OK;
+}
+
+static void moer_packs_close(moe_route_context *context) {
+    while (context->packs) {
+        moer_pack *pack = context->packs;
+        context->packs = pack->next;
+        moer_free(context, pack->owned);
+        moer_free(context, pack);
+    }
+}
+
+/* Packs are for contexts with variants. */
+static moe_route_status moer_pack_check_context(moe_route_context *context, const char *call) {
+    moe_route_status status = moer_context_check(context, call);
+    if (status == MOE_ROUTE_OK && context->device == MOE_ROUTE_DEVICE_CPU)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "%s: the context is of the CPU backend, which has no variants", call);
+    return status;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_pack_load(moe_route_context *context, const char *path) {
+    moer_bytes bytes;
+    moer_file_info info;
+    char why[512];
+    moer_found found;
+    moe_route_status status;
+    if (!context) return MOE_ROUTE_ERROR_ARGUMENT;
+    status = moer_pack_check_context(context, "moe_route_pack_load");
+    if (status != MOE_ROUTE_OK) return status;
+    if (!path) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_load: path is NULL");
+    found = moer_cache_read(context, path, MOER_READ_PACK, &bytes, &info, why, sizeof why);
+    if (found == MOER_FOUND_NOTHING) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_load: there is no file %s", path);
+    if (found != MOER_FOUND_BYTES) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_load: %s isn't used: %s", path, why);
+    return moer_pack_add(context, bytes.data, bytes.data, bytes.size, path);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_pack_use(moe_route_context *context, const void *data, size_t size) {
+    moe_route_status status;
+    if (!context) return MOE_ROUTE_ERROR_ARGUMENT;
+    status = moer_pack_check_context(context, "moe_route_pack_use");
+    if (status != MOE_ROUTE_OK) return status;
+    if (!data) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_use: data is NULL");
+    return moer_pack_add(context, (const unsigned char *)data, NULL, size, "in memory");
+}
+
+/* ---- src/pack_write.c ---- */
+/*
+  pack_write.c: writes what contexts of MOE_ROUTE_DEVICE_COMPILE hold into one pack. The format is described in pack.c.
+*/
+
+typedef struct moer_pack_item {
+    moer_key key;
+    const moer_bytes *entry;
+} moer_pack_item;
+
+static int moer_pack_item_compare(const void *a, const void *b) {
+    return memcmp(((const moer_pack_item *)a)->key.digest, ((const moer_pack_item *)b)->key.digest, 32);
+}
+
+static size_t moer_pack_count(moe_route_context *context) {
+    const moer_variant *variant;
+    size_t count = 0;
+    moer_mutex_lock(&context->mutex);
+    for (variant = context->variants; variant; variant = variant->next) count++;
+    moer_mutex_unlock(&context->mutex);
+    return count;
+}
+
+/* The context's finished variants; the number of items. They don't change any more while the context lives. */
+static size_t moer_pack_gather(moe_route_context *context, moer_pack_item *items, size_t space) {
+    const moer_variant *variant;
+    size_t count = 0;
+    moer_mutex_lock(&context->mutex);
+    for (variant = context->variants; variant && count < space; variant = variant->next) {
+        if (variant->state != 1 || !moer_key_make(&items[count].key, variant->family->name, variant->defines, context->target)) continue;
+        items[count++].entry = &variant->entry;
+    }
+    moer_mutex_unlock(&context->mutex);
+    return count;
+}
+
+/* The pack's bytes; data NULL when there is no memory. The items are sorted, and each is there once. */
+static moer_bytes moer_pack_build(moe_route_context *context, const moer_pack_item *items, size_t count) {
+    size_t index_end = MOER_PACK_HEAD + count * MOER_PACK_INDEX, i, at;
+    moer_bytes pack;
+    memset(&pack, 0, sizeof pack);
+    pack.size = index_end + 32;
+    for (i = 0; i < count; i++) {
+        if (!moer_size_add(pack.size, items[i].entry->size, &pack.size)) return pack;
+    }
+    pack.data = (unsigned char *)moer_alloc(context, pack.size);
+    if (!pack.data) return pack;
+    memcpy(pack.data, moer_pack_magic(), 8);
+    moer_write_number(pack.data + 8, MOER_PACK_FORMAT, 4);
+    moer_write_number(pack.data + 12, count, 4);
+    moer_write_number(pack.data + 16, pack.size, 8);
+    for (i = 0, at = index_end + 32; i < count; at += items[i].entry->size, i++) {
+        unsigned char *item = pack.data + MOER_PACK_HEAD + i * MOER_PACK_INDEX;
+        memcpy(item, items[i].key.digest, 32);
+        moer_write_number(item + 32, at, 8);
+        moer_write_number(item + 40, items[i].entry->size, 8);
+        memcpy(pack.data + at, items[i].entry->data, items[i].entry->size);
+    }
+    moer_digest(pack.data, index_end, pack.data + index_end);
+    return pack;
+}
+
+static moe_route_status moer_pack_write(moe_route_context *context, const moer_bytes *pack, const char *path) {
+    const moer_files *files = context->cache.files;
+    char temporary[MOER_PATH_MAX] = "", why[512] = "";
+    uint64_t random = moer_random();
+    if (!moer_append(temporary, sizeof temporary, "%s.%08lx%08lx.tmp", path, (unsigned long)(random >> 32), (unsigned long)(random & 0xffffffffu)))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_save: path has more than %d characters", MOER_PATH_MAX - 1);
+    if (!moer_cache_write_file(files, temporary, pack, 0644, why, sizeof why))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_save: %s can't be written: %s", path, why);
+    if (files->rename(temporary, path)) return MOE_ROUTE_OK;
+    moer_system_error(why, sizeof why);
+    files->remove(temporary);
+    return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_save: %s can't be written: %s", path, why);
+}
+
+static moe_route_status moer_pack_save(moe_route_context *const *contexts, uint32_t num_contexts, moer_pack_item *items, size_t space, const char *path) {
+    moe_route_context *context = contexts[0];
+    size_t count = 0, kept = 0, i;
+    moer_bytes pack;
+    moe_route_status status;
+    for (i = 0; i < num_contexts; i++) count += moer_pack_gather(contexts[i], items + count, space - count);
+    if (count == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_save: no layer was created in the contexts, so there is nothing to write");
+    qsort(items, count, sizeof *items, moer_pack_item_compare);
+    for (i = 0; i < count; i++) {
+        if (kept == 0 || moer_pack_item_compare(&items[kept - 1], &items[i]) != 0) items[kept++] = items[i];
+    }
+    pack = moer_pack_build(context, items, kept);
+    if (!pack.data) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a pack of %lu variants", (unsigned long)kept);
+    status = moer_pack_write(context, &pack, path);
+    moer_free(context, pack.data);
+    return status;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_pack_save(moe_route_context *const *contexts, uint32_t num_contexts, const char *path) {
+    moer_pack_item *items;
+    size_t space = 0, size, i;
+    moe_route_status status;
+    if (!contexts || num_contexts == 0 || !contexts[0]) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (!path) return moer_fail(contexts[0], MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_save: path is NULL");
+    for (i = 0; i < num_contexts; i++) {
+        if (!contexts[i]) return moer_fail(contexts[0], MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_save: contexts[%u] is NULL", (unsigned)i);
+        status = moer_context_check(contexts[i], "moe_route_pack_save");
+        if (status == MOE_ROUTE_OK && contexts[i]->device != MOE_ROUTE_DEVICE_COMPILE)
+            status = moer_fail(contexts[0], MOE_ROUTE_ERROR_ARGUMENT, "moe_route_pack_save: contexts[%u] isn't of MOE_ROUTE_DEVICE_COMPILE", (unsigned)i);
+        if (status != MOE_ROUTE_OK) return status;
+        space += moer_pack_count(contexts[i]);
+    }
+    items = moer_size_mul(space, sizeof *items, &size) ? (moer_pack_item *)moer_alloc(contexts[0], size) : NULL;
+    if (!items) return moer_fail(contexts[0], MOE_ROUTE_ERROR_MEMORY, "out of memory for a pack of %lu variants", (unsigned long)space);
+    status = moer_pack_save(contexts, num_contexts, items, space, path);
+    moer_free(contexts[0], items);
+    return status;
+}
+
+/* ---- src/cache.c ---- */
+/*
+  cache.c: the order in which kept variants are looked for: packs, folders that are only read, the context's own folder; what
+  a failure there means; and counting. Anything doubtful about an entry is a miss: it costs a compilation and never an error.
+  An entry's format, the folders and the files belong to cache_*.c and pack.c; compiling and loading to variant.c.
+*/
+
+static void moer_count(moe_route_context *context, uint64_t *counter) {
+    moer_mutex_lock(&context->mutex);
+    ++*counter;
+    moer_mutex_unlock(&context->mutex);
+}
+
+/* Takes the bytes if they are the entry that is looked for, and frees them otherwise. */
+static int moer_lookup_accept(moe_route_context *context, moer_lookup *lookup, const moer_bytes *bytes) {
+    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key)) {
+        lookup->bytes = *bytes;
+        return 1;
+    }
+    moer_free(context, bytes->data);
+    return 0;
+}
+
+static void moer_lookup_reject(moe_route_context *context, const char *place, const char *why) {
+    moer_count(context, &context->statistics.rejects);
+    moer_log(context, MOE_ROUTE_LOG_INFO, "%s isn't used: %s", place, why);
+}
+
+static int moer_lookup_in_pack(moe_route_context *context, moer_lookup *lookup, const moer_pack *pack) {
+    const unsigned char *found;
+    moer_bytes bytes;
+    if (!moer_pack_find(pack, lookup->key.digest, &found, &bytes.size)) return 0;
+    bytes.data = bytes.size <= MOER_ENTRY_MAX_SIZE ? (unsigned char *)moer_alloc(context, bytes.size) : NULL;
+    if (bytes.data) {
+        memcpy(bytes.data, found, bytes.size);
+        if (moer_lookup_accept(context, lookup, &bytes)) {
+            lookup->origin = MOE_ROUTE_ORIGIN_PACK;
+            lookup->path[0] = '\0';
+            return 1;
+        }
+    }
+    moer_lookup_reject(context, pack->name, bytes.data ? "the entry of a variant in this pack is damaged" : "there is no memory for one of its variants");
+    return 0;
+}
+
+/* Marks an entry as used, for when the folder outgrows its limit. */
+static void moer_lookup_touch(moe_route_context *context, const char *path, int64_t modified) {
+    const int64_t age = context->cache.files->now() - modified;
+    if (age > MOER_CACHE_RECENT || age < -MOER_CACHE_RECENT) context->cache.files->touch(path);
+}
+
+static int moer_lookup_in_folder(moe_route_context *context, moer_lookup *lookup, const char *folder, int read_only) {
+    char path[MOER_PATH_MAX], why[512];
+    moer_bytes bytes;
+    moer_file_info info;
+    moer_found found;
+    moer_cache_path(folder, lookup->key.digest, 1, path, sizeof path);
+    found = moer_cache_read(context, path, read_only ? MOER_READ_READ_ONLY : MOER_READ_OWN, &bytes, &info, why, sizeof why);
+    if (found == MOER_FOUND_NOTHING) return 0;
+    if (found == MOER_FOUND_BYTES) {
+        if (moer_lookup_accept(context, lookup, &bytes)) {
+            lookup->origin = MOE_ROUTE_ORIGIN_CACHE;
+            moer_text_set(lookup->path, sizeof lookup->path, read_only ? "" : path);
+            if (!read_only) moer_lookup_touch(context, path, info.modified);
+            return 1;
+        }
+        moer_text_set(why, sizeof why, "it is damaged or isn't the entry of its name");
+    }
+    if (found == MOER_FOUND_FOLDER && !read_only) lookup->blocked = 1;
+    moer_lookup_reject(context, path, why);
+    return 0;
+}
+
+static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup) {
+    const moer_cache *cache = &context->cache;
+    const moer_pack *pack;
+    uint32_t num_packs = 0, place;
+    moer_mutex_lock(&context->mutex);
+    pack = context->packs;
+    moer_mutex_unlock(&context->mutex);
+    while (pack) { /* packs are added at the end and never removed, so that their numbers stay */
+        if (num_packs++ == lookup->place) {
+            lookup->place++;
+            if (moer_lookup_in_pack(context, lookup, pack)) {
+                moer_count(context, &context->statistics.pack_hits);
+                return 1;
+            }
+        }
+        moer_mutex_lock(&context->mutex);
+        pack = pack->next;
+        moer_mutex_unlock(&context->mutex);
+    }
+    while (!cache->refresh && lookup->place <= num_packs + cache->num_read_only) {
+        int read_only;
+        const char *folder;
+        place = lookup->place++ - num_packs;
+        read_only = place < cache->num_read_only;
+        folder = read_only ? cache->read_only[place].text : cache->folder;
+        if (folder[0] && moer_lookup_in_folder(context, lookup, folder, read_only)) {
+            moer_count(context, &context->statistics.cache_hits);
+            return 1;
+        }
+    }
+    if (!lookup->missed && (cache->folder[0] || cache->num_read_only)) moer_count(context, &context->statistics.cache_misses);
+    lookup->missed = 1;
+    return 0;
+}
+
+static void moer_lookup_refused(moe_route_context *context, moer_lookup *lookup) {
+    moer_count(context, &context->statistics.rejects);
+    if (lookup->path[0]) {
+        char why[512];
+        moer_bytes bytes;
+        moer_file_info info;
+        if (moer_cache_read(context, lookup->path, MOER_READ_OWN, &bytes, &info, why, sizeof why) == MOER_FOUND_BYTES) {
+            if (bytes.size == lookup->bytes.size && memcmp(bytes.data, lookup->bytes.data, bytes.size) == 0) context->cache.files->remove(lookup->path);
+            moer_free(context, bytes.data);
+        }
+    }
+    moer_free(context, lookup->bytes.data);
+    memset(&lookup->bytes, 0, sizeof lookup->bytes);
+}
+
+static void moer_cache_store(moe_route_context *context, const moer_lookup *lookup, const moer_bytes *entry) {
+    moer_cache *cache = &context->cache;
+    char why[512] = "";
+    int writable, first = 0;
+    moer_mutex_lock(&context->mutex);
+    writable = cache->folder[0] && cache->writable && !lookup->blocked;
+    moer_mutex_unlock(&context->mutex);
+    if (!writable) return;
+    if (moer_cache_publish(context, &lookup->key, entry, why, sizeof why)) {
+        moer_count(context, &context->statistics.cache_writes);
+        moer_cache_trim(context, &lookup->key, entry->size);
+        return;
+    }
+    moer_mutex_lock(&context->mutex);
+    context->statistics.cache_write_failures++;
+    first = cache->writable;
+    cache->writable = 0;
+    moer_mutex_unlock(&context->mutex);
+    if (first) {
+        moer_log(context, MOE_ROUTE_LOG_WARNING, "compiled kernels aren't kept on disk any longer: writing to %s: %s", cache->folder, why);
+    }
+}
+
+/* ---- src/cache_calls.c ---- */
+/*
+  cache_calls.c: the public functions by which an operator's program looks at the cache: statistics, listing, verifying,
+  clearing. They only look at the context's own folder.
+*/
+
+MOE_ROUTE_API void moe_route_context_get_statistics(const moe_route_context *context, moe_route_statistics *statistics) {
+    moe_route_context *changing = (moe_route_context *)(uintptr_t)context; /* locking changes only the mutex */
+    if (!statistics) return;
+    memset(statistics, 0, sizeof *statistics);
+    if (!context) return;
+    moer_mutex_lock(&changing->mutex);
+    *statistics = context->statistics;
+    moer_mutex_unlock(&changing->mutex);
+}
+
+typedef struct moer_cache_visit { /* what one of the calls below has seen so far */
+    moe_route_cache_visitor visitor;
+    void *user;
+    uint64_t num_sound, num_removed;
+} moer_cache_visit;
+
+/* The entry's bytes, when they pass the checks that they pass before use; data NULL otherwise. */
+static moer_bytes moer_cache_read_entry(moe_route_context *context, const moer_cache_file *file, moer_entry *entry) {
+    unsigned char digest[32];
+    char why[512];
+    moer_bytes bytes;
+    moer_file_info info;
+    memset(entry, 0, sizeof *entry);
+    if (moer_cache_read(context, file->path, MOER_READ_OWN, &bytes, &info, why, sizeof why) != MOER_FOUND_BYTES) return bytes;
+    if (moer_entry_parse(bytes.data, bytes.size, entry)) {
+        moer_digest(entry->key_text, entry->key_size, digest);
+        if (memcmp(digest, file->digest, 32) == 0) return bytes;
+    }
+    moer_free(context, bytes.data);
+    memset(&bytes, 0, sizeof bytes);
+    return bytes;
+}
+
+static int moer_cache_list_file(moe_route_context *context, const moer_cache_file *file, void *user) {
+    moer_cache_visit *visit = (moer_cache_visit *)user;
+    char kernel[64] = "", variant[512] = "";
+    moe_route_cache_entry entry;
+    moer_entry parsed;
+    moer_bytes bytes;
+    int current = 0;
+    int64_t age;
+    if (!file->is_entry) return 1;
+    bytes = moer_cache_read_entry(context, file, &parsed);
+    memset(&entry, 0, sizeof entry);
+    entry.path = file->path;
+    entry.sound = bytes.data != NULL && moer_key_read(&parsed, kernel, sizeof kernel, variant, sizeof variant, &current);
+    entry.current = entry.sound && current;
+    entry.kernel = kernel;
+    entry.variant = variant;
+    if (entry.sound) {
+        entry.target = parsed.target;
+        entry.nvrtc_version = parsed.nvrtc_version;
+        entry.driver_version = parsed.driver_version;
+    }
+    entry.size = file->info.size;
+    age = context->cache.files->now() - file->info.modified;
+    entry.seconds_unused = age > 0 ? age : 0;
+    visit->visitor(&entry, visit->user);
+    moer_free(context, bytes.data);
+    return 1;
+}
+
+static int moer_cache_verify_file(moe_route_context *context, const moer_cache_file *file, void *user) {
+    moer_cache_visit *visit = (moer_cache_visit *)user;
+    moer_entry parsed;
+    moer_bytes bytes;
+    if (!file->is_entry) return 1;
+    bytes = moer_cache_read_entry(context, file, &parsed);
+    if (bytes.data) visit->num_sound++;
+    else if (context->cache.files->remove(file->path)) visit->num_removed++;
+    moer_free(context, bytes.data);
+    return 1;
+}
+
+static int moer_cache_clear_file(moe_route_context *context, const moer_cache_file *file, void *user) {
+    moer_cache_visit *visit = (moer_cache_visit *)user;
+    if (!file->is_entry && context->cache.files->now() - file->info.modified <= MOER_CACHE_RECENT) return 1; /* being written */
+    if (context->cache.files->remove(file->path)) visit->num_removed += (uint64_t)file->is_entry;
+    return 1;
+}
+
+static moe_route_status moer_cache_call(moe_route_context *context, const char *call, int (*look)(moe_route_context *, const moer_cache_file *, void *),
+                                        moer_cache_visit *visit) {
+    moe_route_status status = moer_context_check(context, call);
+    if (status != MOE_ROUTE_OK || context->device == MOE_ROUTE_DEVICE_CPU) return status;
+    if (moer_cache_walk(context, look, visit)) return MOE_ROUTE_OK;
+    return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "%s: out of memory", call);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_cache_list(moe_route_context *context, moe_route_cache_visitor visitor, void *user) {
+    moer_cache_visit visit;
+    if (!context) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (!visitor) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_cache_list: visitor is NULL");
+    memset(&visit, 0, sizeof visit);
+    visit.visitor = visitor;
+    visit.user = user;
+    return moer_cache_call(context, "moe_route_cache_list", moer_cache_list_file, &visit);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_cache_verify(moe_route_context *context, uint64_t *num_sound, uint64_t *num_removed) {
+    moer_cache_visit visit;
+    moe_route_status status;
+    if (!context) return MOE_ROUTE_ERROR_ARGUMENT;
+    memset(&visit, 0, sizeof visit);
+    status = moer_cache_call(context, "moe_route_cache_verify", moer_cache_verify_file, &visit);
+    if (num_sound) *num_sound = visit.num_sound;
+    if (num_removed) *num_removed = visit.num_removed;
+    return status;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_cache_clear(moe_route_context *context, uint64_t *num_removed) {
+    moer_cache_visit visit;
+    moe_route_status status;
+    if (!context) return MOE_ROUTE_ERROR_ARGUMENT;
+    memset(&visit, 0, sizeof visit);
+    status = moer_cache_call(context, "moe_route_cache_clear", moer_cache_clear_file, &visit);
+    if (num_removed) *num_removed = visit.num_removed;
+    return status;
 }
 
 /* ---- src/context.c ---- */
@@ -5624,12 +6948,24 @@ static void moer_cache_remove(moe_route_context *context, const moer_key *key, c
   driver.c.
 */
 
+/* A process that fork made can use neither CUDA nor NVRTC, whose threads it hasn't inherited. */
+static int moer_context_is_forked(const moe_route_context *context) { return context->process_id != moer_process_id(); }
+
+static moe_route_status moer_context_forked(moe_route_context *context) {
+    return moer_fail(context, MOE_ROUTE_ERROR_FORKED, "the context was created before fork(); CUDA and NVRTC can't be used in the child process");
+}
+
+static moe_route_status moer_context_check(moe_route_context *context, const char *call) {
+    if (!context->usable) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "%s: the context's creation failed", call);
+    if (context->device != MOE_ROUTE_DEVICE_CPU && moer_context_is_forked(context)) return moer_context_forked(context);
+    return MOE_ROUTE_OK;
+}
+
 static moe_route_status moer_context_enter(moe_route_context *context, int *pushed) {
     moe_route_cuda_context current = NULL;
     moer_cu_result result;
     *pushed = 0;
-    if (context->process_id != moer_process_id())
-        return moer_fail(context, MOE_ROUTE_ERROR_FORKED, "the context was created before fork(); CUDA can't be used in the child process");
+    if (moer_context_is_forked(context)) return moer_context_forked(context);
     result = context->driver.cuCtxGetCurrent(&current);
     if (result == 0 && current == context->cu_context) return MOE_ROUTE_OK;
     result = context->driver.cuCtxPushCurrent(context->cu_context);
@@ -5695,12 +7031,20 @@ static moe_route_status moer_context_open_gpu(moe_route_context *context, const 
     if (major < 8)
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "%s has compute capability %d.%d; 8.0 or newer is needed (the CPU backend runs everywhere: MOE_ROUTE_DEVICE_CPU)",
                          context->name, major, minor);
-    context->device = MOE_ROUTE_DEVICE_GPU;
     return MOE_ROUTE_OK;
+}
+
+/* What the context's information names, also when the creation fails. */
+static moe_route_device moer_context_device(moe_route_device wanted) {
+    if (wanted == MOE_ROUTE_DEVICE_DEFAULT) return MOE_ROUTE_DEVICE_GPU;
+    return wanted == MOE_ROUTE_DEVICE_GPU || wanted == MOE_ROUTE_DEVICE_COMPILE ? wanted : MOE_ROUTE_DEVICE_CPU;
 }
 
 static moe_route_status moer_context_open(moe_route_context *context, const moe_route_context_desc *desc) {
     moe_route_status status;
+    context->device = moer_context_device(desc->device);
+    if (desc->num_cache_read_only_dirs > 0 && desc->cache_read_only_dirs == NULL)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: cache_read_only_dirs is NULL and num_cache_read_only_dirs is %u", (unsigned)desc->num_cache_read_only_dirs);
     if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: allocator.alloc and allocator.free are given both or neither");
     if (desc->device_ordinal < 0)
@@ -5723,7 +7067,7 @@ static moe_route_status moer_context_open(moe_route_context *context, const moe_
             context->message = NULL;
             break;
         }
-        if (status == MOE_ROUTE_OK) moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
+        if (status == MOE_ROUTE_OK) moer_cache_open(context, desc);
         return status;
     }
     case MOE_ROUTE_DEVICE_CPU:
@@ -5733,9 +7077,8 @@ static moe_route_status moer_context_open(moe_route_context *context, const moe_
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: compile_target is %u; allowed is an architecture from 80 on, such as 90 for sm_90",
                              (unsigned)desc->compile_target);
         context->target = desc->compile_target;
-        context->device = MOE_ROUTE_DEVICE_COMPILE;
         moer_append(context->name, sizeof context->name, "compiling for sm_%u", (unsigned)context->target);
-        moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
+        moer_cache_open(context, desc);
         return MOE_ROUTE_OK;
     default:
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: device is %d; allowed are the values of moe_route_device", (int)desc->device);
@@ -5771,12 +7114,14 @@ MOE_ROUTE_API moe_route_status moe_route_context_create(const moe_route_context_
 MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context) {
     moe_route_allocator allocator;
     if (context == NULL) return;
-    if (context->process_id == moer_process_id()) {
-        moer_variants_destroy(context);
+    moer_variants_destroy(context, !moer_context_is_forked(context));
+    moer_packs_close(context);
+    moer_cache_close(context);
+    if (!moer_context_is_forked(context)) { /* a child's copies may look as if threads waited on them, forever */
         if (context->retained_primary) context->driver.cuDevicePrimaryCtxRelease(context->cu_device);
+        moer_condition_destroy(&context->variant_ready);
+        moer_mutex_destroy(&context->mutex);
     }
-    moer_condition_destroy(&context->variant_ready);
-    moer_mutex_destroy(&context->mutex);
     free(context->message);
     allocator = context->allocator;
     if (allocator.free != NULL) allocator.free(context, allocator.user);
@@ -5863,113 +7208,238 @@ static moe_route_status moer_variant_load(moe_route_context *context, moer_varia
     return MOE_ROUTE_OK;
 }
 
-static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant) {
-    const double start = moer_milliseconds();
-    moer_key key;
-    moer_bytes code;
-    moer_cu_result result = 0;
-    const char *call = "";
-    moe_route_status status;
-    if (!moer_key_make(&key, variant->family->name, variant->defines, context->target))
-        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
-
-    moer_cache_load(context, &key, &code);
-    if (code.data != NULL && context->device == MOE_ROUTE_DEVICE_GPU) {
-        status = moer_variant_load(context, variant, &code, &result, &call);
-        if (status != MOE_ROUTE_OK || result != 0) {
-            if (status == MOE_ROUTE_OK) {
-                moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the cached code (%s: error %d); compiling it again", variant->family->name, call, result);
-                moer_cache_remove(context, &key, &code);
-            }
-            moer_free(context, code.data);
-            code.data = NULL;
-            if (status != MOE_ROUTE_OK) return status;
+/* Tries what is kept on disk and in packs, one after the other; *made tells whether one of them served. */
+static moe_route_status moer_variant_read(moe_route_context *context, moer_variant *variant, moer_lookup *lookup, int *made) {
+    *made = 0;
+    while (!*made && moer_lookup_next(context, lookup)) {
+        moer_bytes code;
+        moer_cu_result result = 0;
+        const char *call = "";
+        moe_route_status status = MOE_ROUTE_OK;
+        code.data = lookup->bytes.data + (lookup->entry.payload - lookup->bytes.data);
+        code.size = lookup->entry.payload_size;
+        if (context->device == MOE_ROUTE_DEVICE_GPU) status = moer_variant_load(context, variant, &code, &result, &call);
+        if (status != MOE_ROUTE_OK) {
+            moer_free(context, lookup->bytes.data);
+            return status;
         }
-    }
-    variant->origin = MOE_ROUTE_ORIGIN_CACHE;
-    if (code.data == NULL) {
-        variant->origin = MOE_ROUTE_ORIGIN_COMPILED;
-        status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
-        if (status != MOE_ROUTE_OK) return status;
-        if (context->device == MOE_ROUTE_DEVICE_GPU) {
-            status = moer_variant_load(context, variant, &code, &result, &call);
-            if (status == MOE_ROUTE_OK && result != 0) status = moer_driver_fail(context, call, result);
-            if (status != MOE_ROUTE_OK) {
-                moer_free(context, code.data);
-                return status;
-            }
+        if (result != 0) {
+            moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the code that was kept (%s: error %d); it is made again",
+                     variant->family->name, call, result);
+            moer_lookup_refused(context, lookup);
+            continue;
         }
-        moer_cache_store(context, &key, &code);
+        variant->origin = lookup->origin;
+        variant->cubin_size = code.size;
+        variant->entry = lookup->bytes;
+        *made = 1;
     }
-    variant->cubin_size = code.size;
-    moer_free(context, code.data);
-    variant->milliseconds = moer_milliseconds() - start;
-    moer_log(context, MOE_ROUTE_LOG_INFO, "variant %s %s for sm_%u: %s in %.1f ms", variant->family->name, variant->defines, (unsigned)context->target,
-             variant->origin == MOE_ROUTE_ORIGIN_CACHE ? "read from the cache" : "compiled", variant->milliseconds);
     return MOE_ROUTE_OK;
 }
 
-/* Takes a failed variant, which nobody waits for any more, out of the table. The mutex is held. */
+static moe_route_status moer_variant_compile(moe_route_context *context, moer_variant *variant, moer_team *team, const moer_lookup *lookup) {
+    moer_bytes code;
+    moer_cu_result result = 0;
+    const char *call = "";
+    moe_route_status status = moer_nvrtc_open(context); /* first, so that a failure is told once */
+    if (status == MOE_ROUTE_OK && team != NULL) moer_team_grow(team);
+    if (status == MOE_ROUTE_OK) status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
+    if (status != MOE_ROUTE_OK) return status;
+    if (context->device == MOE_ROUTE_DEVICE_GPU) {
+        status = moer_variant_load(context, variant, &code, &result, &call);
+        if (status == MOE_ROUTE_OK && result != 0) status = moer_driver_fail(context, call, result);
+    }
+    if (status == MOE_ROUTE_OK) {
+        variant->origin = MOE_ROUTE_ORIGIN_COMPILED;
+        variant->cubin_size = code.size;
+        variant->entry = moer_entry_make(context, &lookup->key, &code);
+        if (variant->entry.data != NULL) moer_cache_store(context, lookup, &variant->entry);
+        else if (context->device == MOE_ROUTE_DEVICE_COMPILE)
+            status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "variant %s: its code, of %lu bytes, can't be kept: it is too large, no cubin, or memory ran out", variant->family->name,
+                               (unsigned long)code.size);
+    }
+    moer_free(context, code.data);
+    return status;
+}
+
+static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant, moer_team *team) {
+    const double start = moer_milliseconds();
+    moer_lookup *lookup = (moer_lookup *)moer_alloc(context, sizeof *lookup);
+    int made = 0;
+    moe_route_status status;
+    if (lookup == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", variant->family->name);
+    if (!moer_key_make(&lookup->key, variant->family->name, variant->defines, context->target))
+        status = moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
+    else
+        status = moer_variant_read(context, variant, lookup, &made);
+    if (status == MOE_ROUTE_OK && !made) status = moer_variant_compile(context, variant, team, lookup);
+    moer_free(context, lookup);
+    if (context->device != MOE_ROUTE_DEVICE_COMPILE || status != MOE_ROUTE_OK) {
+        moer_free(context, variant->entry.data);
+        memset(&variant->entry, 0, sizeof variant->entry);
+    }
+    if (status != MOE_ROUTE_OK) return status;
+    variant->milliseconds = moer_milliseconds() - start;
+    moer_log(context, MOE_ROUTE_LOG_INFO, "variant %s %s for sm_%u: %s in %.1f ms", variant->family->name, variant->defines, (unsigned)context->target,
+             variant->origin == MOE_ROUTE_ORIGIN_COMPILED ? "compiled" : variant->origin == MOE_ROUTE_ORIGIN_PACK ? "read from a pack" : "read from the cache", variant->milliseconds);
+    return MOE_ROUTE_OK;
+}
+
+/* Takes a failed variant, which nobody waits for any more, out of the table. The mutex is held; the caller frees it later,
+   because the allocator may not be called under it. */
 static void moer_variant_forget(moe_route_context *context, moer_variant *variant) {
     moer_variant **link = &context->variants;
     while (*link != variant) link = &(*link)->next;
     *link = variant->next;
-    moer_free(context, variant);
 }
 
-/* The variant, loaded: from the table, else the cache, else compiled. A thread that asks for one which another thread is
-   making waits for it; different variants are made side by side. */
-static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, const moer_variant **found) {
+static moer_variant *moer_variant_find(const moe_route_context *context, const moer_family *family, const char *defines) {
     moer_variant *variant;
-    moe_route_status status = MOE_ROUTE_OK;
-    *found = NULL;
-    moer_mutex_lock(&context->mutex);
     for (variant = context->variants; variant != NULL; variant = variant->next)
-        if (variant->state >= 0 && variant->family == family && strcmp(variant->defines, defines) == 0) break;
-    if (variant != NULL) {
-        variant->users++;
-        while (variant->state == 0) moer_condition_wait(&context->variant_ready, &context->mutex);
-        status = variant->status;
-        variant->users--;
-        if (variant->state < 0 && variant->users == 0) moer_variant_forget(context, variant);
-        else if (variant->state > 0) *found = variant;
-        moer_mutex_unlock(&context->mutex);
-        return status;
-    }
-    variant = (moer_variant *)moer_alloc(context, sizeof *variant);
-    if (variant == NULL || !moer_append(variant->defines, sizeof variant->defines, "%s", defines)) {
-        const int allocated = variant != NULL;
-        moer_free(context, variant);
-        moer_mutex_unlock(&context->mutex);
-        if (allocated) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
-        return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
-    }
-    variant->family = family;
-    variant->users = 1;
-    variant->next = context->variants;
-    context->variants = variant;
-    moer_mutex_unlock(&context->mutex);
+        if (variant->state >= 0 && variant->family == family && strcmp(variant->defines, defines) == 0) return variant;
+    return NULL;
+}
 
-    status = moer_variant_make(context, variant);
-
-    moer_mutex_lock(&context->mutex);
-    variant->status = status;
-    variant->state = status == MOE_ROUTE_OK ? 1 : -1;
+/* Waits until a variant that is in the table is made, and releases the mutex. */
+static moe_route_status moer_variant_wait(moe_route_context *context, moer_variant *variant, const moer_variant **found) {
+    moe_route_status status;
+    int forgotten;
+    variant->users++;
+    while (variant->state == 0) moer_condition_wait(&context->variant_ready, &context->mutex);
+    status = variant->status;
     variant->users--;
-    if (status == MOE_ROUTE_OK) *found = variant;
-    else if (variant->users == 0) moer_variant_forget(context, variant);
-    moer_condition_broadcast(&context->variant_ready);
+    forgotten = variant->state < 0 && variant->users == 0;
+    if (forgotten) moer_variant_forget(context, variant);
+    else if (variant->state > 0) *found = variant;
     moer_mutex_unlock(&context->mutex);
+    if (forgotten) moer_free(context, variant);
     return status;
 }
 
-static void moer_variants_destroy(moe_route_context *context) {
+/* The variant, loaded: from the table, else kept code, else compiled. A thread that asks for one which another thread is
+   making waits for it; different variants are made side by side. */
+static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, moer_team *team, const moer_variant **found) {
+    moer_variant *made, *variant;
+    moe_route_status status;
+    int forgotten = 0;
+    *found = NULL;
+    moer_mutex_lock(&context->mutex);
+    variant = moer_variant_find(context, family, defines);
+    if (variant != NULL) return moer_variant_wait(context, variant, found);
+    moer_mutex_unlock(&context->mutex);
+
+    made = (moer_variant *)moer_alloc(context, sizeof *made);
+    if (made == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
+    if (!moer_append(made->defines, sizeof made->defines, "%s", defines)) {
+        moer_free(context, made);
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
+    }
+    made->family = family;
+    made->users = 1;
+    moer_mutex_lock(&context->mutex);
+    variant = moer_variant_find(context, family, defines);
+    if (variant != NULL) { /* another thread came first, while this one had no mutex */
+        status = moer_variant_wait(context, variant, found);
+        moer_free(context, made);
+        return status;
+    }
+    made->next = context->variants;
+    context->variants = made;
+    moer_mutex_unlock(&context->mutex);
+
+    status = moer_variant_make(context, made, team);
+
+    moer_mutex_lock(&context->mutex);
+    made->status = status;
+    made->state = status == MOE_ROUTE_OK ? 1 : -1;
+    made->users--;
+    if (status == MOE_ROUTE_OK) *found = made;
+    else if (made->users == 0) forgotten = 1;
+    if (forgotten) moer_variant_forget(context, made);
+    moer_condition_broadcast(&context->variant_ready);
+    moer_mutex_unlock(&context->mutex);
+    if (forgotten) moer_free(context, made);
+    return status;
+}
+
+static void moer_variants_destroy(moe_route_context *context, int unload) {
     while (context->variants != NULL) {
         moer_variant *variant = context->variants;
         context->variants = variant->next;
-        if (variant->library != NULL) context->driver.cuLibraryUnload(variant->library); /* may fail when the driver is already gone */
+        if (unload && variant->library != NULL) context->driver.cuLibraryUnload(variant->library); /* may fail when the driver is already gone */
+        moer_free(context, variant->entry.data);
         moer_free(context, variant);
     }
+}
+
+/* ---- src/wanted.c ---- */
+/*
+  wanted.c: the variants that a layer needs, made side by side: NVRTC compiles in several threads as fast as in one, and a layer
+  has several variants. The threads exist only while a layer is created that has something to compile: reading from the cache
+  isn't worth one. Which variants these are is decided in layer.c; how one is made, in variant.c.
+*/
+
+#define MOER_TEAM_MAX 7 /* helpers; each compilation takes some 40 MB */
+
+struct moer_team {
+    moe_route_context *context; /* whose mutex guards the rest */
+    moer_wanted *wanted;
+    uint32_t next;              /* the first that nobody has taken yet */
+    moe_route_status status;    /* of the last failure; nothing is taken after one */
+    uint32_t num_helpers;       /* only the thread that creates the layer looks at these */
+    moer_thread helpers[MOER_TEAM_MAX];
+    int grown;
+};
+
+static moe_route_status moer_wanted_add(moe_route_context *context, moer_wanted *wanted, const moer_family *family, const char *defines,
+                                        const moer_variant **variant) {
+    if (wanted->count == MOER_MAX_LAYER_VARIANTS)
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: it needs more than %u kernel variants", (unsigned)MOER_MAX_LAYER_VARIANTS);
+    wanted->items[wanted->count].family = family;
+    wanted->items[wanted->count].variant = variant;
+    moer_text_set(wanted->items[wanted->count].defines, sizeof wanted->items[0].defines, defines);
+    wanted->count++;
+    return MOE_ROUTE_OK;
+}
+
+static void moer_team_work(moer_team *team, moer_team *grows) {
+    moe_route_context *context = team->context;
+    moe_route_status status = MOE_ROUTE_OK;
+    for (;;) {
+        uint32_t i;
+        moer_mutex_lock(&context->mutex);
+        if (status != MOE_ROUTE_OK) team->status = status;
+        i = team->status == MOE_ROUTE_OK && team->next < team->wanted->count ? team->next++ : team->wanted->count;
+        moer_mutex_unlock(&context->mutex);
+        if (i == team->wanted->count) return;
+        status = moer_variant_get(context, team->wanted->items[i].family, team->wanted->items[i].defines, grows, team->wanted->items[i].variant);
+    }
+}
+
+static void moer_team_help(void *user) { moer_team_work((moer_team *)user, NULL); }
+
+static void moer_team_grow(moer_team *team) {
+    uint32_t left, processors = moer_processors();
+    if (team->grown) return;
+    team->grown = 1;
+    moer_mutex_lock(&team->context->mutex);
+    left = team->wanted->count - team->next;
+    moer_mutex_unlock(&team->context->mutex);
+    while (team->num_helpers < left && team->num_helpers + 1 < processors && team->num_helpers < MOER_TEAM_MAX) {
+        if (!moer_thread_start(&team->helpers[team->num_helpers], moer_team_help, team)) return; /* then with fewer */
+        team->num_helpers++;
+    }
+}
+
+static moe_route_status moer_wanted_make(moe_route_context *context, moer_wanted *wanted) {
+    moer_team team;
+    uint32_t i;
+    memset(&team, 0, sizeof team);
+    team.context = context;
+    team.wanted = wanted;
+    moer_team_work(&team, &team);
+    for (i = 0; i < team.num_helpers; i++) moer_thread_join(&team.helpers[i]);
+    return team.status;
 }
 
 /* ---- src/formats.c ---- */
@@ -7790,16 +9260,9 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
 
 /* ---- the variants ---- */
 
+/* Notes a variant down: all that the layer needs are made together, and then `variant` points to it. */
 static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_family *family, const char *defines, const moer_variant **variant) {
-    uint32_t i;
-    moe_route_status status = moer_variant_get(layer->context, family, defines, variant);
-    if (status != MOE_ROUTE_OK) return status;
-    for (i = 0; i < layer->num_variants; i++)
-        if (layer->variants[i] == *variant) return MOE_ROUTE_OK;
-    if (layer->num_variants == MOER_MAX_LAYER_VARIANTS)
-        return moer_fail(layer->context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: it needs more than %u kernel variants", (unsigned)MOER_MAX_LAYER_VARIANTS);
-    layer->variants[layer->num_variants++] = *variant;
-    return MOE_ROUTE_OK;
+    return moer_wanted_add(layer->context, layer->wanted, family, defines, variant);
 }
 
 /* route.cu; `maps` is 1 for what the layer needs, 2 for all outputs. */
@@ -8010,6 +9473,24 @@ static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     return status;
 }
 
+/* Makes all variants that the layer needs, and lists each of them once. */
+static moe_route_status moer_layer_make_variants(moe_route_layer *layer) {
+    moe_route_status status;
+    uint32_t i, j;
+    layer->wanted = (moer_wanted *)moer_alloc(layer->context, sizeof *layer->wanted);
+    if (layer->wanted == NULL) return moer_fail(layer->context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    status = moer_layer_need_all(layer);
+    if (status == MOE_ROUTE_OK) status = moer_wanted_make(layer->context, layer->wanted);
+    for (i = 0; i < layer->wanted->count && status == MOE_ROUTE_OK; i++) {
+        const moer_variant *variant = *layer->wanted->items[i].variant;
+        for (j = 0; j < layer->num_variants && layer->variants[j] != variant; j++) {}
+        if (j == layer->num_variants) layer->variants[layer->num_variants++] = variant;
+    }
+    moer_free(layer->context, layer->wanted);
+    layer->wanted = NULL;
+    return status;
+}
+
 /* ---- workspace ---- */
 
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens) {
@@ -8083,7 +9564,7 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
         layer->down_parts = 4;
         while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 4 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
     }
-    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_need_all(layer);
+    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_make_variants(layer);
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
@@ -8092,7 +9573,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context
     if (out != NULL) *out = NULL;
     if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
     if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: %s is NULL", desc == NULL ? "desc" : "layer");
-    if (!context->usable) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: the context's creation failed");
+    status = moer_context_check(context, "moe_route_layer_create");
+    if (status != MOE_ROUTE_OK) return status;
     layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
     if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
     layer->context = context;

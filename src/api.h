@@ -65,7 +65,8 @@ typedef enum moe_route_status {
     MOE_ROUTE_ERROR_COMPILE = 6,     /* NVRTC refused a variant; the message holds its log */
     MOE_ROUTE_ERROR_DRIVER = 7,      /* a CUDA driver call failed; the message names it */
     MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation */
-    MOE_ROUTE_ERROR_FORKED = 9       /* the context was created before fork(); CUDA can't be used in the child */
+    MOE_ROUTE_ERROR_FORKED = 9       /* the context was created before fork(); CUDA and NVRTC can't be used in the child.
+                                        It can be destroyed there, and so can its layers */
 } moe_route_status;
 
 /* The status as a word, such as "ERROR_ARGUMENT". Never NULL. */
@@ -80,10 +81,12 @@ typedef enum moe_route_device {
     MOE_ROUTE_DEVICE_GPU = 1,
     MOE_ROUTE_DEVICE_CPU = 2,     /* plain C over host addresses: the reference, and the fallback */
     MOE_ROUTE_DEVICE_COMPILE = 3  /* no device: creating a layer compiles its variants for `compile_target` into the
-                                     cache. Nothing can be run. For filling a cache and for tests. */
+                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. */
 } moe_route_device;
 
-/* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't. */
+/* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is
+   aligned as malloc's. Both are called by any thread that uses the context, and while a layer is created by up to seven threads
+   that the library starts to compile in: they must be thread-safe. The library holds no lock meanwhile. */
 typedef struct moe_route_allocator {
     void *(*alloc)(size_t size, void *user);
     void (*free)(void *memory, void *user);
@@ -93,7 +96,7 @@ typedef struct moe_route_allocator {
 typedef enum moe_route_log_level { MOE_ROUTE_LOG_ERROR = 1, MOE_ROUTE_LOG_WARNING = 2, MOE_ROUTE_LOG_INFO = 3 } moe_route_log_level;
 
 /* Receives every error message, every warning (a cache that can't be used) and a line for each variant compiled or
-   loaded. May be called from any thread that uses the context. Without it the library is silent. */
+   loaded. Called by the same threads as the allocator, several at a time. Without it the library is silent. */
 typedef struct moe_route_logger {
     void (*log)(moe_route_log_level level, const char *message, void *user);
     void *user;
@@ -107,8 +110,15 @@ typedef struct moe_route_context_desc {
                                             the context is destroyed */
     uint32_t compile_target;             /* DEVICE_COMPILE: the architecture, 90 for sm_90 */
     const char *cache_dir;               /* folder of the cubin cache. NULL: the environment's MOE_ROUTE_CACHE_DIR, else
-                                            XDG_CACHE_HOME/moe_route, else HOME/.cache/moe_route. "off": memory alone */
-    int32_t trust_shared_cache;          /* 1: use a cache folder that others can write, too */
+                                            XDG_CACHE_HOME/moe_route (LOCALAPPDATA on Windows), else HOME/.cache/moe_route.
+                                            "off": memory alone. It must belong to the user and not be writable by others */
+    const char *const *cache_read_only_dirs; /* folders that were caches elsewhere, such as in a container image: searched
+                                            in this order before cache_dir, never written. They may belong to root, too */
+    uint32_t num_cache_read_only_dirs;
+    uint64_t cache_limit;                /* bytes that cache_dir may hold before what was used longest ago is removed; what
+                                            was used within the last hour stays. 0: 1 GiB */
+    int32_t trust_shared_cache;          /* 1: use folders, entries and packs that others own or can write, too. They can
+                                            then run their code on the GPU, with this process's memory */
     const char *nvrtc_path;              /* libnvrtc, or the folder that holds it. NULL: MOE_ROUTE_NVRTC_PATH, then a
                                             library already loaded, the toolkit, the system, pip's folders */
     moe_route_allocator allocator;
@@ -129,7 +139,7 @@ MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context);
 MOE_ROUTE_API size_t moe_route_message(const moe_route_context *context, char *text, size_t size);
 
 typedef struct moe_route_context_info {
-    moe_route_device device;   /* never DEFAULT */
+    moe_route_device device;   /* never DEFAULT; when the creation failed, the one that was tried */
     char name[128];            /* the GPU's name, or "CPU" */
     uint32_t target;           /* architecture that variants are made for, 90 for sm_90; 0 on the CPU */
     uint32_t num_multiprocessors;
@@ -628,7 +638,8 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
 
 typedef enum moe_route_origin {
     MOE_ROUTE_ORIGIN_COMPILED = 1, /* by NVRTC, in this process */
-    MOE_ROUTE_ORIGIN_CACHE = 2     /* read from the cubin cache */
+    MOE_ROUTE_ORIGIN_CACHE = 2,    /* read from the cubin cache */
+    MOE_ROUTE_ORIGIN_PACK = 3      /* read from a pack */
 } moe_route_origin;
 
 typedef struct moe_route_variant_info {
@@ -643,6 +654,64 @@ typedef struct moe_route_variant_info {
 MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index,
                                                        moe_route_variant_info *info);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Kept variants: the cache on disk, and packs
+
+   A variant that a layer needs is looked for in the context's packs, then in cache_read_only_dirs, then in cache_dir, and
+   compiled when none has it; then it is written into cache_dir. Nothing that is wrong with a file or a folder is an error:
+   it costs a compilation, and at most one line in the log. With the environment's MOE_ROUTE_CACHE=refresh folders are not
+   read, and what cache_dir holds is replaced as it is needed; packs are still used.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct moe_route_statistics { /* of one context, since its creation; variants that are in memory aren't counted again */
+    uint64_t pack_hits;
+    uint64_t cache_hits;           /* in cache_dir or a read-only folder */
+    uint64_t cache_misses;         /* no folder had a sound entry; nothing is counted without folders */
+    uint64_t rejects;              /* entries that were there and weren't used: damaged, foreign, refused by the driver */
+    uint64_t cache_writes;
+    uint64_t cache_write_failures; /* the first of them ends writing */
+    uint64_t compiles;             /* that succeeded */
+    double compile_milliseconds;   /* in NVRTC, added up over all threads; without loading NVRTC */
+} moe_route_statistics;
+
+MOE_ROUTE_API void moe_route_context_get_statistics(const moe_route_context *context, moe_route_statistics *statistics);
+
+typedef struct moe_route_cache_entry {
+    const char *path;         /* valid during the call, like all texts here */
+    int32_t sound;            /* 0: damaged, or not allowed by its owner or mode. It is never used; the fields below but the
+                                 last two are then empty */
+    int32_t current;          /* 1: made from the kernels of this version of the library; others are never used by it */
+    const char *kernel;       /* kernel family */
+    const char *variant;      /* its compile-time constants */
+    uint32_t target;          /* architecture */
+    uint32_t nvrtc_version, driver_version; /* that made it, 13000 for 13.0; 0: unknown */
+    uint64_t size;            /* bytes of the file */
+    int64_t seconds_unused;   /* since it was written or last read, to the hour */
+} moe_route_cache_entry;
+
+typedef void (*moe_route_cache_visitor)(const moe_route_cache_entry *entry, void *user);
+
+/* Calls `visitor` for each entry of cache_dir, in no particular order. It may not use the cache. */
+MOE_ROUTE_API moe_route_status moe_route_cache_list(moe_route_context *context, moe_route_cache_visitor visitor, void *user);
+
+/* Checks every entry of cache_dir as before its use, and removes those that fail. Either count may be NULL. */
+MOE_ROUTE_API moe_route_status moe_route_cache_verify(moe_route_context *context, uint64_t *num_sound, uint64_t *num_removed);
+
+/* Removes every entry of cache_dir, and left-over temporary files. The count may be NULL. */
+MOE_ROUTE_API moe_route_status moe_route_cache_clear(moe_route_context *context, uint64_t *num_removed);
+
+/* Writes a pack: one file with every variant of every layer that was created in these contexts, which are of DEVICE_COMPILE
+   and usually of one architecture each. It takes neither a GPU nor a driver, and replaces the file in one step. A failure's
+   message is in contexts[0], or in the context that it concerns. */
+MOE_ROUTE_API moe_route_status moe_route_pack_save(moe_route_context *const *contexts, uint32_t num_contexts, const char *path);
+
+/* Adds a pack to a context, before its layers are created: from a file, which may belong to root, too, and which is read as
+   a whole; or in memory, which must stay as it is for the context's life. A layer whose variants are all in packs touches
+   neither the cache nor NVRTC. A pack that isn't sound as a whole is refused with ERROR_ARGUMENT, and the context goes on
+   without it; each entry is checked when it is used. */
+MOE_ROUTE_API moe_route_status moe_route_pack_load(moe_route_context *context, const char *path);
+MOE_ROUTE_API moe_route_status moe_route_pack_use(moe_route_context *context, const void *data, size_t size);
 
 #ifdef __cplusplus
 }

@@ -4,12 +4,24 @@
 */
 #include "internal.h"
 
+/* A process that fork made can use neither CUDA nor NVRTC, whose threads it hasn't inherited. */
+static int moer_context_is_forked(const moe_route_context *context) { return context->process_id != moer_process_id(); }
+
+static moe_route_status moer_context_forked(moe_route_context *context) {
+    return moer_fail(context, MOE_ROUTE_ERROR_FORKED, "the context was created before fork(); CUDA and NVRTC can't be used in the child process");
+}
+
+static moe_route_status moer_context_check(moe_route_context *context, const char *call) {
+    if (!context->usable) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "%s: the context's creation failed", call);
+    if (context->device != MOE_ROUTE_DEVICE_CPU && moer_context_is_forked(context)) return moer_context_forked(context);
+    return MOE_ROUTE_OK;
+}
+
 static moe_route_status moer_context_enter(moe_route_context *context, int *pushed) {
     moe_route_cuda_context current = NULL;
     moer_cu_result result;
     *pushed = 0;
-    if (context->process_id != moer_process_id())
-        return moer_fail(context, MOE_ROUTE_ERROR_FORKED, "the context was created before fork(); CUDA can't be used in the child process");
+    if (moer_context_is_forked(context)) return moer_context_forked(context);
     result = context->driver.cuCtxGetCurrent(&current);
     if (result == 0 && current == context->cu_context) return MOE_ROUTE_OK;
     result = context->driver.cuCtxPushCurrent(context->cu_context);
@@ -75,12 +87,20 @@ static moe_route_status moer_context_open_gpu(moe_route_context *context, const 
     if (major < 8)
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "%s has compute capability %d.%d; 8.0 or newer is needed (the CPU backend runs everywhere: MOE_ROUTE_DEVICE_CPU)",
                          context->name, major, minor);
-    context->device = MOE_ROUTE_DEVICE_GPU;
     return MOE_ROUTE_OK;
+}
+
+/* What the context's information names, also when the creation fails. */
+static moe_route_device moer_context_device(moe_route_device wanted) {
+    if (wanted == MOE_ROUTE_DEVICE_DEFAULT) return MOE_ROUTE_DEVICE_GPU;
+    return wanted == MOE_ROUTE_DEVICE_GPU || wanted == MOE_ROUTE_DEVICE_COMPILE ? wanted : MOE_ROUTE_DEVICE_CPU;
 }
 
 static moe_route_status moer_context_open(moe_route_context *context, const moe_route_context_desc *desc) {
     moe_route_status status;
+    context->device = moer_context_device(desc->device);
+    if (desc->num_cache_read_only_dirs > 0 && desc->cache_read_only_dirs == NULL)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: cache_read_only_dirs is NULL and num_cache_read_only_dirs is %u", (unsigned)desc->num_cache_read_only_dirs);
     if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: allocator.alloc and allocator.free are given both or neither");
     if (desc->device_ordinal < 0)
@@ -103,7 +123,7 @@ static moe_route_status moer_context_open(moe_route_context *context, const moe_
             context->message = NULL;
             break;
         }
-        if (status == MOE_ROUTE_OK) moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
+        if (status == MOE_ROUTE_OK) moer_cache_open(context, desc);
         return status;
     }
     case MOE_ROUTE_DEVICE_CPU:
@@ -113,9 +133,8 @@ static moe_route_status moer_context_open(moe_route_context *context, const moe_
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: compile_target is %u; allowed is an architecture from 80 on, such as 90 for sm_90",
                              (unsigned)desc->compile_target);
         context->target = desc->compile_target;
-        context->device = MOE_ROUTE_DEVICE_COMPILE;
         moer_append(context->name, sizeof context->name, "compiling for sm_%u", (unsigned)context->target);
-        moer_cache_open(context, desc->cache_dir, desc->trust_shared_cache);
+        moer_cache_open(context, desc);
         return MOE_ROUTE_OK;
     default:
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "context: device is %d; allowed are the values of moe_route_device", (int)desc->device);
@@ -151,12 +170,14 @@ MOE_ROUTE_API moe_route_status moe_route_context_create(const moe_route_context_
 MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context) {
     moe_route_allocator allocator;
     if (context == NULL) return;
-    if (context->process_id == moer_process_id()) {
-        moer_variants_destroy(context);
+    moer_variants_destroy(context, !moer_context_is_forked(context));
+    moer_packs_close(context);
+    moer_cache_close(context);
+    if (!moer_context_is_forked(context)) { /* a child's copies may look as if threads waited on them, forever */
         if (context->retained_primary) context->driver.cuDevicePrimaryCtxRelease(context->cu_device);
+        moer_condition_destroy(&context->variant_ready);
+        moer_mutex_destroy(&context->mutex);
     }
-    moer_condition_destroy(&context->variant_ready);
-    moer_mutex_destroy(&context->mutex);
     free(context->message);
     allocator = context->allocator;
     if (allocator.free != NULL) allocator.free(context, allocator.user);

@@ -29,6 +29,9 @@ typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(con
     size_t size;
 } moer_bytes;
 
+#include "platform.h"
+#include "cache.h"
+
 /* ---- the kernel sources, which tools/amalgamate puts between this file and the first part of src/ ----
    static const moer_source moer_sources[]: one for each file of kernels_src/; ends with a NULL name.
    static const char moer_sources_digest[]: SHA-256 over all of them, in hexadecimal. */
@@ -37,107 +40,9 @@ typedef struct moer_source {
     const char *const *pieces; /* string literals under 4,000 characters; joined they are the file. Ends with NULL */
 } moer_source;
 
-/* ---- platform.c: what differs between operating systems ---- */
-#if defined(_WIN32)
-#ifndef WIN32_LEAN_AND_MEAN
-#define WIN32_LEAN_AND_MEAN
-#endif
-#ifndef NOMINMAX
-#define NOMINMAX
-#endif
-#include <windows.h>
-typedef SRWLOCK moer_mutex;
-typedef CONDITION_VARIABLE moer_condition;
-typedef HANDLE moer_file;
-#define MOER_NO_FILE INVALID_HANDLE_VALUE
-typedef struct moer_folder { /* being listed */
-    HANDLE search;
-    WIN32_FIND_DATAA entry;
-    int started;
-} moer_folder;
-typedef struct moer_locale {
-    int per_thread;
-    char saved[256];
-} moer_locale;
-#else
-#include <dirent.h>
-#include <pthread.h>
-typedef pthread_mutex_t moer_mutex;
-typedef pthread_cond_t moer_condition;
-typedef int moer_file;
-#define MOER_NO_FILE (-1)
-typedef struct moer_folder { /* being listed */
-    DIR *stream;
-} moer_folder;
-typedef struct moer_locale {
-    void *saved, *neutral;
-} moer_locale;
-#endif
-
 #define MOER_DEFINES_MAX 768 /* the text of a variant's constants; as in moe_route.h */
 #define MOER_MAX_EXPRESSION 160u
 #define MOER_EXPRESSION_MAX 401 /* the same as a macro's value: every second character a space that takes four */
-#define MOER_PATH_MAX 4096 /* longer paths are refused, not cut */
-
-static void moer_mutex_init(moer_mutex *mutex);
-static void moer_mutex_destroy(moer_mutex *mutex);
-static void moer_mutex_lock(moer_mutex *mutex);
-static void moer_mutex_unlock(moer_mutex *mutex);
-static void moer_condition_init(moer_condition *condition);
-static void moer_condition_destroy(moer_condition *condition);
-static void moer_condition_wait(moer_condition *condition, moer_mutex *mutex);
-static void moer_condition_broadcast(moer_condition *condition);
-
-static double moer_milliseconds(void); /* of a clock that only serves for differences */
-static long moer_process_id(void);
-/* NULL when unset or empty, and always when the process runs with more rights than its user (setuid). */
-static const char *moer_environment(const char *name);
-
-typedef void (*moer_function)(void); /* any function's address; cast to its type before use */
-static void *moer_library_open(const char *path);   /* NULL when it can't be loaded. Never closed */
-static void *moer_library_loaded(const char *name); /* NULL unless this process has it loaded already */
-static moer_function moer_library_symbol(void *library, const char *name);
-static void moer_library_error(char *text, size_t size); /* why this thread's last moer_library_open failed */
-/* Folder of the library that a function lies in, without a closing slash; 0 when unknown. */
-static int moer_library_folder(moer_function function, char *folder, size_t size);
-
-/* Makes "C" this thread's locale, and puts back what it was. NVRTC 12 changes it, and reads numbers by it. */
-static void moer_locale_begin(moer_locale *locale);
-static void moer_locale_end(const moer_locale *locale);
-
-static int moer_home_folder(char *folder, size_t size);       /* of the user that the process acts as; 0: none */
-static int moer_executable_folder(char *folder, size_t size); /* without a closing slash; 0 when unknown */
-static int moer_path_is_absolute(const char *path);
-static int moer_path_absolute(const char *path, char *absolute, size_t size); /* 0 when it doesn't fit */
-static uint64_t moer_random(void); /* for names that must not collide; not a secret */
-
-/* Files. A call that failed leaves its reason in moer_system_error; interrupted system calls are repeated within. */
-typedef enum moer_path_kind { MOER_PATH_OTHER = 0, MOER_PATH_FILE = 1, MOER_PATH_FOLDER = 2 } moer_path_kind;
-typedef struct moer_file_info {
-    moer_path_kind kind;
-    uint64_t size;
-    int owned;              /* by the user that the process acts as */
-    int writable_by_others; /* by group or world */
-} moer_file_info;
-
-static void moer_system_error(char *text, size_t size);
-static moer_path_kind moer_path_inspect(const char *path); /* follows symbolic links; OTHER when there is nothing, too */
-static moer_file moer_file_open(const char *path);         /* to read; a symbolic link is refused */
-/* To write a file that must not exist. shared: the umask decides who may read and write it. */
-static moer_file moer_file_create(const char *path, int shared);
-static int moer_file_inspect(moer_file file, moer_file_info *info);
-static long moer_file_read(moer_file file, void *data, size_t size); /* bytes read, maybe fewer; 0 at the end; -1 */
-static long moer_file_write(moer_file file, const void *data, size_t size); /* bytes written, maybe fewer; -1 */
-static int moer_file_flush(moer_file file);
-static int moer_file_close(moer_file file); /* 0 when a write that was put off fails now */
-static int moer_file_rename(const char *from, const char *to); /* atomic; replaces */
-static int moer_file_remove(const char *path);
-static double moer_file_age(const char *path); /* seconds since it was written; -1 when unknown */
-static int moer_folder_create(const char *path, int shared); /* one level */
-static int moer_folder_inspect(const char *path, moer_file_info *info); /* 0 for a symbolic link, too */
-static int moer_folder_open(moer_folder *folder, const char *path);
-static const char *moer_folder_next(moer_folder *folder); /* a name, valid until the next call; NULL at the end */
-static void moer_folder_close(moer_folder *folder);
 
 /* ---- base.c: memory, messages, checked sizes ---- */
 static void *moer_alloc(moe_route_context *context, size_t size); /* zeroed; NULL when there is none */
@@ -236,7 +141,7 @@ static moe_route_status moer_driver_open(moe_route_context *context);
 /* moer_fail with ERROR_DRIVER: "<call>: <name of the error> (<its text>)". */
 static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result);
 
-/* ---- nvrtc.c: NVRTC, found and opened at run time ---- */
+/* ---- nvrtc_find.c, nvrtc.c: NVRTC, found and opened at run time ---- */
 typedef struct moer_nvrtc_program_st *moer_nvrtc_program;
 typedef struct moer_nvrtc {
     int state;   /* 1 once the rest is valid; it changes no more then */
@@ -258,40 +163,20 @@ typedef struct moer_nvrtc {
     int (*nvrtcGetPTX)(moer_nvrtc_program, char *);
 } moer_nvrtc;
 
+/* Options of NVRTC that change the code it makes, apart from the architecture: single words, separated by single spaces.
+   They are part of every cache key. */
+#define MOER_CODE_OPTIONS "--std=c++17"
+
+/* Finds and opens NVRTC if it isn't yet. A failure isn't kept: a later call looks again. */
+static moe_route_status moer_nvrtc_open(moe_route_context *context);
+/* Name of the library of builtins that an NVRTC needs. */
+static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
+
 /* Compiles kernel source `file` ("route.cu") with `defines`, a list of NAME=VALUE words separated by single spaces, for
    context->target. Finds and opens NVRTC the first time. The result is a cubin, or PTX where NVRTC is older than the
    GPU. May be called by several threads at once. */
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
-
-/* ---- cache.c: cubins on disk ---- */
-typedef struct moer_cache {
-    char folder[MOER_PATH_MAX]; /* <root>/v1 once it is checked; empty: memory alone */
-    int trust_shared;           /* others may own or write the folder and its files */
-    int refresh;                /* every load is a miss */
-    int writable;               /* cleared by the first write that fails */
-    int swept;                  /* left-over temporary files have been removed */
-    unsigned stores;            /* numbers the temporary files */
-} moer_cache;
-
-typedef struct moer_key { /* what a variant is looked up by; needs neither NVRTC nor the driver */
-    const char *family;     /* kernel family */
-    const char *defines;    /* its constants, canonical */
-    uint32_t target;
-    char text[MOER_DEFINES_MAX + 384]; /* the whole key, length-prefixed */
-    size_t text_size;
-    unsigned char digest[32];
-} moer_key;
-
-static int moer_key_make(moer_key *key, const char *family, const char *defines, uint32_t target); /* 0: too long */
-/* Decides on the folder, once, when a context is created. Never fails: without a usable folder the cache is memory. */
-static void moer_cache_open(moe_route_context *context, const char *folder_or_null, int trust_shared);
-/* An entry that passes every check, or code->data == NULL. */
-static void moer_cache_load(moe_route_context *context, const moer_key *key, moer_bytes *code);
-/* Publishes an entry; a failure turns writing off and is logged once. */
-static void moer_cache_store(moe_route_context *context, const moer_key *key, const moer_bytes *code);
-/* Removes an entry that the driver refused, if it still has the content `code`. */
-static void moer_cache_remove(moe_route_context *context, const moer_key *key, const moer_bytes *code);
 
 /* ---- variant.c: kernel families, and the table of variants that a context has loaded ---- */
 #define MOER_MAX_ENTRIES 3 /* kernels in one family */
@@ -311,15 +196,35 @@ typedef struct moer_variant {
     moe_route_origin origin;
     double milliseconds;
     size_t cubin_size;
+    moer_bytes entry; /* DEVICE_COMPILE: kept for a pack */
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
 } moer_variant;
 
-/* The variant, loaded: from the table, else the cache, else compiled. */
+typedef struct moer_team moer_team;
+/* The variant, loaded: from the table, else kept code, else compiled. `team` gets help before the first compilation; it may be
+   NULL. */
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
-                                         const moer_variant **variant);
-static void moer_variants_destroy(moe_route_context *context);
+                                         moer_team *team, const moer_variant **variant);
+static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+
+/* ---- wanted.c: the variants of a layer, made side by side ---- */
+#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
+
+typedef struct moer_wanted {
+    uint32_t count;
+    struct {
+        const moer_family *family;
+        char defines[sizeof ((moer_variant *)0)->defines];
+        const moer_variant **variant; /* set by moer_wanted_make */
+    } items[MOER_MAX_LAYER_VARIANTS];
+} moer_wanted;
+
+static moe_route_status moer_wanted_add(moe_route_context *context, moer_wanted *wanted, const moer_family *family, const char *defines,
+                                        const moer_variant **variant);
+static moe_route_status moer_wanted_make(moe_route_context *context, moer_wanted *wanted);
+static void moer_team_grow(moer_team *team); /* threads that take over what is still to be made */
 
 /* ---- context.c ---- */
 struct moe_route_context {
@@ -343,8 +248,13 @@ struct moe_route_context {
     char nvrtc_path[MOER_PATH_MAX]; /* from the description; empty: none */
     moer_nvrtc nvrtc;
     moer_cache cache;
+    moer_pack *packs;          /* in the order in which they were added; none is removed while the context lives */
+    moe_route_statistics statistics;
     moer_variant *variants;
 };
+
+/* Whether `call` may use the context: its creation succeeded, and in this process. */
+static moe_route_status moer_context_check(moe_route_context *context, const char *call);
 
 /* Makes the context's CUDA context current for this thread if another is; *pushed tells moer_context_leave what to undo. */
 static moe_route_status moer_context_enter(moe_route_context *context, int *pushed);
@@ -411,8 +321,6 @@ static size_t moer_zero_point_row_bytes(const moer_matrix *matrix); /* where the
 static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* of one expert, with scales and zero points */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile.h cuts a row into */
 
-#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
-
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -431,6 +339,7 @@ struct moe_route_layer {
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *combine, *expand;
+    moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
     uint32_t num_variants;
 };

@@ -191,16 +191,9 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
 
 /* ---- the variants ---- */
 
+/* Notes a variant down: all that the layer needs are made together, and then `variant` points to it. */
 static moe_route_status moer_layer_need(moe_route_layer *layer, const moer_family *family, const char *defines, const moer_variant **variant) {
-    uint32_t i;
-    moe_route_status status = moer_variant_get(layer->context, family, defines, variant);
-    if (status != MOE_ROUTE_OK) return status;
-    for (i = 0; i < layer->num_variants; i++)
-        if (layer->variants[i] == *variant) return MOE_ROUTE_OK;
-    if (layer->num_variants == MOER_MAX_LAYER_VARIANTS)
-        return moer_fail(layer->context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: it needs more than %u kernel variants", (unsigned)MOER_MAX_LAYER_VARIANTS);
-    layer->variants[layer->num_variants++] = *variant;
-    return MOE_ROUTE_OK;
+    return moer_wanted_add(layer->context, layer->wanted, family, defines, variant);
 }
 
 /* route.cu; `maps` is 1 for what the layer needs, 2 for all outputs. */
@@ -411,6 +404,24 @@ static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     return status;
 }
 
+/* Makes all variants that the layer needs, and lists each of them once. */
+static moe_route_status moer_layer_make_variants(moe_route_layer *layer) {
+    moe_route_status status;
+    uint32_t i, j;
+    layer->wanted = (moer_wanted *)moer_alloc(layer->context, sizeof *layer->wanted);
+    if (layer->wanted == NULL) return moer_fail(layer->context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    status = moer_layer_need_all(layer);
+    if (status == MOE_ROUTE_OK) status = moer_wanted_make(layer->context, layer->wanted);
+    for (i = 0; i < layer->wanted->count && status == MOE_ROUTE_OK; i++) {
+        const moer_variant *variant = *layer->wanted->items[i].variant;
+        for (j = 0; j < layer->num_variants && layer->variants[j] != variant; j++) {}
+        if (j == layer->num_variants) layer->variants[layer->num_variants++] = variant;
+    }
+    moer_free(layer->context, layer->wanted);
+    layer->wanted = NULL;
+    return status;
+}
+
 /* ---- workspace ---- */
 
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens) {
@@ -484,7 +495,7 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
         layer->down_parts = 4;
         while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 4 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
     }
-    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_need_all(layer);
+    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_make_variants(layer);
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
@@ -493,7 +504,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context
     if (out != NULL) *out = NULL;
     if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
     if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: %s is NULL", desc == NULL ? "desc" : "layer");
-    if (!context->usable) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: the context's creation failed");
+    status = moer_context_check(context, "moe_route_layer_create");
+    if (status != MOE_ROUTE_OK) return status;
     layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
     if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
     layer->context = context;

@@ -1,6 +1,7 @@
 /*
-  sha256.c: SHA-256 as FIPS 180-4 defines it, for cache keys and for checking cache entries. A few kilobytes are hashed
-  at a time, so it is written to be read and not to be fast.
+  sha256.c: SHA-256 as FIPS 180-4 defines it, for cache keys and for checking entries. Every cubin that is
+  read is hashed, some 20 to 100 KB for each variant of a layer, which is most of what a warm start costs: so the eight state
+  words keep their places in registers, and the rounds take turns in what they call them.
 */
 #include "internal.h"
 
@@ -18,32 +19,48 @@ static uint32_t moer_rotate_right(uint32_t value, unsigned bits) {
     return (value >> bits) | (value << (32 - bits));
 }
 
+/* One round: with a to h the state's words, only d and h change. */
+static void moer_sha256_round(uint32_t a, uint32_t b, uint32_t c, uint32_t *d, uint32_t e, uint32_t f, uint32_t g, uint32_t *h, uint32_t added) {
+    uint32_t s1 = moer_rotate_right(e, 6) ^ moer_rotate_right(e, 11) ^ moer_rotate_right(e, 25);
+    uint32_t s0 = moer_rotate_right(a, 2) ^ moer_rotate_right(a, 13) ^ moer_rotate_right(a, 22);
+    uint32_t t1 = *h + s1 + ((e & f) ^ (~e & g)) + added;
+    *d += t1;
+    *h = t1 + s0 + ((a & b) ^ (a & c) ^ (b & c));
+}
+
 /* One block of 64 bytes. */
 static void moer_sha256_block(uint32_t state[8], const unsigned char *block) {
-    uint32_t words[64], v[8];
+    uint32_t words[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
     unsigned i;
     for (i = 0; i < 16; i++) {
         words[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
                    (uint32_t)block[4 * i + 3];
     }
     for (i = 16; i < 64; i++) {
-        uint32_t a = words[i - 15], b = words[i - 2];
-        uint32_t s0 = moer_rotate_right(a, 7) ^ moer_rotate_right(a, 18) ^ (a >> 3);
-        uint32_t s1 = moer_rotate_right(b, 17) ^ moer_rotate_right(b, 19) ^ (b >> 10);
+        uint32_t x = words[i - 15], y = words[i - 2];
+        uint32_t s0 = moer_rotate_right(x, 7) ^ moer_rotate_right(x, 18) ^ (x >> 3);
+        uint32_t s1 = moer_rotate_right(y, 17) ^ moer_rotate_right(y, 19) ^ (y >> 10);
         words[i] = words[i - 16] + s0 + words[i - 7] + s1;
     }
-    memcpy(v, state, sizeof v);
-    for (i = 0; i < 64; i++) {
-        uint32_t s1 = moer_rotate_right(v[4], 6) ^ moer_rotate_right(v[4], 11) ^ moer_rotate_right(v[4], 25);
-        uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
-        uint32_t t1 = v[7] + s1 + choice + moer_sha256_constants[i] + words[i];
-        uint32_t s0 = moer_rotate_right(v[0], 2) ^ moer_rotate_right(v[0], 13) ^ moer_rotate_right(v[0], 22);
-        uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-        memmove(v + 1, v, 7 * sizeof v[0]);
-        v[4] += t1;
-        v[0] = t1 + s0 + majority;
+    for (i = 0; i < 64; i++) words[i] += moer_sha256_constants[i];
+    for (i = 0; i < 64; i += 8) {
+        moer_sha256_round(a, b, c, &d, e, f, g, &h, words[i]);
+        moer_sha256_round(h, a, b, &c, d, e, f, &g, words[i + 1]);
+        moer_sha256_round(g, h, a, &b, c, d, e, &f, words[i + 2]);
+        moer_sha256_round(f, g, h, &a, b, c, d, &e, words[i + 3]);
+        moer_sha256_round(e, f, g, &h, a, b, c, &d, words[i + 4]);
+        moer_sha256_round(d, e, f, &g, h, a, b, &c, words[i + 5]);
+        moer_sha256_round(c, d, e, &f, g, h, a, &b, words[i + 6]);
+        moer_sha256_round(b, c, d, &e, f, g, h, &a, words[i + 7]);
     }
-    for (i = 0; i < 8; i++) state[i] += v[i];
+    state[0] += a;
+    state[1] += b;
+    state[2] += c;
+    state[3] += d;
+    state[4] += e;
+    state[5] += f;
+    state[6] += g;
+    state[7] += h;
 }
 
 static void moer_sha256_begin(moer_sha256 *hash) {
@@ -57,6 +74,13 @@ static void moer_sha256_add(moer_sha256 *hash, const void *data, size_t size) {
     const unsigned char *bytes = (const unsigned char *)data;
     while (size > 0) {
         size_t used = (size_t)(hash->length % 64), count = 64 - used;
+        if (used == 0 && size >= 64) { /* a whole block, where it is */
+            moer_sha256_block(hash->state, bytes);
+            hash->length += 64;
+            bytes += 64;
+            size -= 64;
+            continue;
+        }
         if (count > size) count = size;
         memcpy(hash->block + used, bytes, count);
         hash->length += count;

@@ -61,111 +61,166 @@ static moe_route_status moer_variant_load(moe_route_context *context, moer_varia
     return MOE_ROUTE_OK;
 }
 
-static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant) {
-    const double start = moer_milliseconds();
-    moer_key key;
-    moer_bytes code;
-    moer_cu_result result = 0;
-    const char *call = "";
-    moe_route_status status;
-    if (!moer_key_make(&key, variant->family->name, variant->defines, context->target))
-        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
-
-    moer_cache_load(context, &key, &code);
-    if (code.data != NULL && context->device == MOE_ROUTE_DEVICE_GPU) {
-        status = moer_variant_load(context, variant, &code, &result, &call);
-        if (status != MOE_ROUTE_OK || result != 0) {
-            if (status == MOE_ROUTE_OK) {
-                moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the cached code (%s: error %d); compiling it again", variant->family->name, call, result);
-                moer_cache_remove(context, &key, &code);
-            }
-            moer_free(context, code.data);
-            code.data = NULL;
-            if (status != MOE_ROUTE_OK) return status;
+/* Tries what is kept on disk and in packs, one after the other; *made tells whether one of them served. */
+static moe_route_status moer_variant_read(moe_route_context *context, moer_variant *variant, moer_lookup *lookup, int *made) {
+    *made = 0;
+    while (!*made && moer_lookup_next(context, lookup)) {
+        moer_bytes code;
+        moer_cu_result result = 0;
+        const char *call = "";
+        moe_route_status status = MOE_ROUTE_OK;
+        code.data = lookup->bytes.data + (lookup->entry.payload - lookup->bytes.data);
+        code.size = lookup->entry.payload_size;
+        if (context->device == MOE_ROUTE_DEVICE_GPU) status = moer_variant_load(context, variant, &code, &result, &call);
+        if (status != MOE_ROUTE_OK) {
+            moer_free(context, lookup->bytes.data);
+            return status;
         }
-    }
-    variant->origin = MOE_ROUTE_ORIGIN_CACHE;
-    if (code.data == NULL) {
-        variant->origin = MOE_ROUTE_ORIGIN_COMPILED;
-        status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
-        if (status != MOE_ROUTE_OK) return status;
-        if (context->device == MOE_ROUTE_DEVICE_GPU) {
-            status = moer_variant_load(context, variant, &code, &result, &call);
-            if (status == MOE_ROUTE_OK && result != 0) status = moer_driver_fail(context, call, result);
-            if (status != MOE_ROUTE_OK) {
-                moer_free(context, code.data);
-                return status;
-            }
+        if (result != 0) {
+            moer_log(context, MOE_ROUTE_LOG_WARNING, "variant %s: the driver refused the code that was kept (%s: error %d); it is made again",
+                     variant->family->name, call, result);
+            moer_lookup_refused(context, lookup);
+            continue;
         }
-        moer_cache_store(context, &key, &code);
+        variant->origin = lookup->origin;
+        variant->cubin_size = code.size;
+        variant->entry = lookup->bytes;
+        *made = 1;
     }
-    variant->cubin_size = code.size;
-    moer_free(context, code.data);
-    variant->milliseconds = moer_milliseconds() - start;
-    moer_log(context, MOE_ROUTE_LOG_INFO, "variant %s %s for sm_%u: %s in %.1f ms", variant->family->name, variant->defines, (unsigned)context->target,
-             variant->origin == MOE_ROUTE_ORIGIN_CACHE ? "read from the cache" : "compiled", variant->milliseconds);
     return MOE_ROUTE_OK;
 }
 
-/* Takes a failed variant, which nobody waits for any more, out of the table. The mutex is held. */
+static moe_route_status moer_variant_compile(moe_route_context *context, moer_variant *variant, moer_team *team, const moer_lookup *lookup) {
+    moer_bytes code;
+    moer_cu_result result = 0;
+    const char *call = "";
+    moe_route_status status = moer_nvrtc_open(context); /* first, so that a failure is told once */
+    if (status == MOE_ROUTE_OK && team != NULL) moer_team_grow(team);
+    if (status == MOE_ROUTE_OK) status = moer_nvrtc_compile(context, variant->family->file, variant->defines, &code);
+    if (status != MOE_ROUTE_OK) return status;
+    if (context->device == MOE_ROUTE_DEVICE_GPU) {
+        status = moer_variant_load(context, variant, &code, &result, &call);
+        if (status == MOE_ROUTE_OK && result != 0) status = moer_driver_fail(context, call, result);
+    }
+    if (status == MOE_ROUTE_OK) {
+        variant->origin = MOE_ROUTE_ORIGIN_COMPILED;
+        variant->cubin_size = code.size;
+        variant->entry = moer_entry_make(context, &lookup->key, &code);
+        if (variant->entry.data != NULL) moer_cache_store(context, lookup, &variant->entry);
+        else if (context->device == MOE_ROUTE_DEVICE_COMPILE)
+            status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "variant %s: its code, of %lu bytes, can't be kept: it is too large, no cubin, or memory ran out", variant->family->name,
+                               (unsigned long)code.size);
+    }
+    moer_free(context, code.data);
+    return status;
+}
+
+static moe_route_status moer_variant_make(moe_route_context *context, moer_variant *variant, moer_team *team) {
+    const double start = moer_milliseconds();
+    moer_lookup *lookup = (moer_lookup *)moer_alloc(context, sizeof *lookup);
+    int made = 0;
+    moe_route_status status;
+    if (lookup == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", variant->family->name);
+    if (!moer_key_make(&lookup->key, variant->family->name, variant->defines, context->target))
+        status = moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", variant->family->name, variant->defines);
+    else
+        status = moer_variant_read(context, variant, lookup, &made);
+    if (status == MOE_ROUTE_OK && !made) status = moer_variant_compile(context, variant, team, lookup);
+    moer_free(context, lookup);
+    if (context->device != MOE_ROUTE_DEVICE_COMPILE || status != MOE_ROUTE_OK) {
+        moer_free(context, variant->entry.data);
+        memset(&variant->entry, 0, sizeof variant->entry);
+    }
+    if (status != MOE_ROUTE_OK) return status;
+    variant->milliseconds = moer_milliseconds() - start;
+    moer_log(context, MOE_ROUTE_LOG_INFO, "variant %s %s for sm_%u: %s in %.1f ms", variant->family->name, variant->defines, (unsigned)context->target,
+             variant->origin == MOE_ROUTE_ORIGIN_COMPILED ? "compiled" : variant->origin == MOE_ROUTE_ORIGIN_PACK ? "read from a pack" : "read from the cache", variant->milliseconds);
+    return MOE_ROUTE_OK;
+}
+
+/* Takes a failed variant, which nobody waits for any more, out of the table. The mutex is held; the caller frees it later,
+   because the allocator may not be called under it. */
 static void moer_variant_forget(moe_route_context *context, moer_variant *variant) {
     moer_variant **link = &context->variants;
     while (*link != variant) link = &(*link)->next;
     *link = variant->next;
-    moer_free(context, variant);
 }
 
-/* The variant, loaded: from the table, else the cache, else compiled. A thread that asks for one which another thread is
-   making waits for it; different variants are made side by side. */
-static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, const moer_variant **found) {
+static moer_variant *moer_variant_find(const moe_route_context *context, const moer_family *family, const char *defines) {
     moer_variant *variant;
-    moe_route_status status = MOE_ROUTE_OK;
-    *found = NULL;
-    moer_mutex_lock(&context->mutex);
     for (variant = context->variants; variant != NULL; variant = variant->next)
-        if (variant->state >= 0 && variant->family == family && strcmp(variant->defines, defines) == 0) break;
-    if (variant != NULL) {
-        variant->users++;
-        while (variant->state == 0) moer_condition_wait(&context->variant_ready, &context->mutex);
-        status = variant->status;
-        variant->users--;
-        if (variant->state < 0 && variant->users == 0) moer_variant_forget(context, variant);
-        else if (variant->state > 0) *found = variant;
-        moer_mutex_unlock(&context->mutex);
-        return status;
-    }
-    variant = (moer_variant *)moer_alloc(context, sizeof *variant);
-    if (variant == NULL || !moer_append(variant->defines, sizeof variant->defines, "%s", defines)) {
-        const int allocated = variant != NULL;
-        moer_free(context, variant);
-        moer_mutex_unlock(&context->mutex);
-        if (allocated) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
-        return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
-    }
-    variant->family = family;
-    variant->users = 1;
-    variant->next = context->variants;
-    context->variants = variant;
-    moer_mutex_unlock(&context->mutex);
+        if (variant->state >= 0 && variant->family == family && strcmp(variant->defines, defines) == 0) return variant;
+    return NULL;
+}
 
-    status = moer_variant_make(context, variant);
-
-    moer_mutex_lock(&context->mutex);
-    variant->status = status;
-    variant->state = status == MOE_ROUTE_OK ? 1 : -1;
+/* Waits until a variant that is in the table is made, and releases the mutex. */
+static moe_route_status moer_variant_wait(moe_route_context *context, moer_variant *variant, const moer_variant **found) {
+    moe_route_status status;
+    int forgotten;
+    variant->users++;
+    while (variant->state == 0) moer_condition_wait(&context->variant_ready, &context->mutex);
+    status = variant->status;
     variant->users--;
-    if (status == MOE_ROUTE_OK) *found = variant;
-    else if (variant->users == 0) moer_variant_forget(context, variant);
-    moer_condition_broadcast(&context->variant_ready);
+    forgotten = variant->state < 0 && variant->users == 0;
+    if (forgotten) moer_variant_forget(context, variant);
+    else if (variant->state > 0) *found = variant;
     moer_mutex_unlock(&context->mutex);
+    if (forgotten) moer_free(context, variant);
     return status;
 }
 
-static void moer_variants_destroy(moe_route_context *context) {
+/* The variant, loaded: from the table, else kept code, else compiled. A thread that asks for one which another thread is
+   making waits for it; different variants are made side by side. */
+static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines, moer_team *team, const moer_variant **found) {
+    moer_variant *made, *variant;
+    moe_route_status status;
+    int forgotten = 0;
+    *found = NULL;
+    moer_mutex_lock(&context->mutex);
+    variant = moer_variant_find(context, family, defines);
+    if (variant != NULL) return moer_variant_wait(context, variant, found);
+    moer_mutex_unlock(&context->mutex);
+
+    made = (moer_variant *)moer_alloc(context, sizeof *made);
+    if (made == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a variant of %s", family->name);
+    if (!moer_append(made->defines, sizeof made->defines, "%s", defines)) {
+        moer_free(context, made);
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
+    }
+    made->family = family;
+    made->users = 1;
+    moer_mutex_lock(&context->mutex);
+    variant = moer_variant_find(context, family, defines);
+    if (variant != NULL) { /* another thread came first, while this one had no mutex */
+        status = moer_variant_wait(context, variant, found);
+        moer_free(context, made);
+        return status;
+    }
+    made->next = context->variants;
+    context->variants = made;
+    moer_mutex_unlock(&context->mutex);
+
+    status = moer_variant_make(context, made, team);
+
+    moer_mutex_lock(&context->mutex);
+    made->status = status;
+    made->state = status == MOE_ROUTE_OK ? 1 : -1;
+    made->users--;
+    if (status == MOE_ROUTE_OK) *found = made;
+    else if (made->users == 0) forgotten = 1;
+    if (forgotten) moer_variant_forget(context, made);
+    moer_condition_broadcast(&context->variant_ready);
+    moer_mutex_unlock(&context->mutex);
+    if (forgotten) moer_free(context, made);
+    return status;
+}
+
+static void moer_variants_destroy(moe_route_context *context, int unload) {
     while (context->variants != NULL) {
         moer_variant *variant = context->variants;
         context->variants = variant->next;
-        if (variant->library != NULL) context->driver.cuLibraryUnload(variant->library); /* may fail when the driver is already gone */
+        if (unload && variant->library != NULL) context->driver.cuLibraryUnload(variant->library); /* may fail when the driver is already gone */
+        moer_free(context, variant->entry.data);
         moer_free(context, variant);
     }
 }

@@ -12,6 +12,7 @@
 
 #include "support/test.h"
 #include "support/device.h"
+#include "support/folders.h"
 
 #define NO_NVRTC "/nonexistent/libnvrtc.so" /* proves that nothing was compiled */
 #define NUM_PROCESSES 8
@@ -29,7 +30,7 @@ typedef struct use {
 
 static void count_warnings(moe_route_log_level level, const char *message, void *user) {
     (void)message;
-    if (level == MOE_ROUTE_LOG_WARNING) ++*(uint32_t *)user;
+    if (level == MOE_ROUTE_LOG_WARNING) __atomic_add_fetch((uint32_t *)user, 1, __ATOMIC_SEQ_CST);
 }
 
 /* A context and a layer of 32 experts, top 4, which are destroyed again. */
@@ -68,60 +69,6 @@ static use use_cache(const char *cache_dir, const char *nvrtc_path, uint32_t ope
 
 #define CHECK_COMPILED(u, what) CHECK((u).status == MOE_ROUTE_OK && (u).num_compiled == (u).num_variants && (u).num_variants > 0, "%s: %u of %u compiled; %s", what, (u).num_compiled, (u).num_variants, (u).message)
 #define CHECK_CACHED(u, what) CHECK((u).status == MOE_ROUTE_OK && (u).num_compiled == 0 && (u).num_variants > 0, "%s: %u of %u compiled; %s", what, (u).num_compiled, (u).num_variants, (u).message)
-
-/* ---- folders ---- */
-
-static char folder[512]; /* of the running test */
-
-static void folder_create(void) {
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/moe_route_cache.XXXXXX", parent && parent[0] ? parent : "/tmp");
-    if (!mkdtemp(folder)) device_die("mkdtemp failed");
-}
-
-static void remove_tree(const char *path) {
-    DIR *stream = opendir(path);
-    struct dirent *entry;
-    while (stream && (entry = readdir(stream)) != NULL) {
-        char below[1024];
-        struct stat info;
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(below, sizeof below, "%s/%s", path, entry->d_name);
-        if (lstat(below, &info) == 0 && S_ISDIR(info.st_mode)) remove_tree(below);
-        else unlink(below);
-    }
-    if (stream) closedir(stream);
-    rmdir(path);
-}
-
-/* Counts the files below a folder by their names' ends; `found` gets the last entry's path. */
-static void count_files(const char *path, uint32_t *entries, uint32_t *others, char *found, size_t size) {
-    DIR *stream = opendir(path);
-    struct dirent *entry;
-    while (stream && (entry = readdir(stream)) != NULL) {
-        char below[1024];
-        struct stat info;
-        const size_t length = strlen(entry->d_name);
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(below, sizeof below, "%s/%s", path, entry->d_name);
-        if (lstat(below, &info) == 0 && S_ISDIR(info.st_mode)) {
-            count_files(below, entries, others, found, size);
-        } else if (length > 5 && strcmp(entry->d_name + length - 5, ".moec") == 0) {
-            ++*entries;
-            snprintf(found, size, "%s", below);
-        } else {
-            ++*others;
-        }
-    }
-    if (stream) closedir(stream);
-}
-
-static void check_files(uint32_t wanted, const char *what) {
-    char found[1024];
-    uint32_t entries = 0, others = 0;
-    count_files(folder, &entries, &others, found, sizeof found);
-    CHECK(entries == wanted && others == 0, "%s: %u entries instead of %u, %u other files", what, entries, wanted, others);
-}
 
 /* ---- tests ---- */
 
@@ -178,25 +125,11 @@ TEST(each_variant_is_compiled_once) {
     remove_tree(folder);
 }
 
-/* The entry's bytes; a file of at most `size`. */
-static size_t read_entry(const char *path, unsigned char *bytes, size_t size) {
-    FILE *file = fopen(path, "rb");
-    const size_t count = file ? fread(bytes, 1, size, file) : 0;
-    if (file) fclose(file);
-    return count;
-}
-
-static void write_entry(const char *path, const unsigned char *bytes, size_t size) {
-    FILE *file = fopen(path, "wb");
-    if (!file || fwrite(bytes, 1, size, file) != size) device_die("an entry can't be changed");
-    fclose(file);
-}
-
-/* A miss compiles; then the entry is sound again. */
+/* A miss compiles; then the entry is sound again, unless something is in its place that isn't ours to remove. */
 static void check_healed(const char *what, int heals) {
     use u = use_cache(folder, NULL, ONE_OPERATION);
     CHECK_COMPILED(u, what);
-    CHECK((u.warnings == 0) == heals, "%s: %u warnings", what, u.warnings);
+    CHECK(u.warnings == 0, "%s: %u warnings", what, u.warnings);
     if (!heals) return;
     u = use_cache(folder, NO_NVRTC, ONE_OPERATION);
     CHECK_CACHED(u, what);
@@ -215,7 +148,7 @@ TEST(damaged_entries_are_replaced) {
     u = use_cache(folder, NULL, ONE_OPERATION);
     CHECK_COMPILED(u, "first");
     count_files(folder, &entries, &others, path, sizeof path);
-    size = read_entry(path, bytes, sizeof bytes);
+    size = read_bytes(path, bytes, sizeof bytes);
     header = (size_t)bytes[12] | (size_t)bytes[13] << 8;
     if (CHECK(entries == 1 && size > 200 && size < sizeof bytes && header < size, "%u entries, %lu bytes", entries, (unsigned long)size)) {
         const size_t all[] = {0, 8, 12, 16, 20, 28, 32, 36, 40, 48, 80, header - 1, header, size / 2, size - 1};
@@ -223,14 +156,14 @@ TEST(damaged_entries_are_replaced) {
         for (flip = 0; flip < 2; flip++)
             for (i = 0; i < sizeof all / sizeof all[0]; i++) {
                 snprintf(what, sizeof what, "%s at byte %lu", sides[flip], (unsigned long)places[i]);
-                size = read_entry(path, bytes, sizeof bytes);
+                size = read_bytes(path, bytes, sizeof bytes);
                 if (places[i] >= size) continue; /* a compiler may give other bytes each time */
                 if (flip) bytes[places[i]] ^= 0x10;
-                write_entry(path, bytes, flip ? size : places[i]);
+                write_bytes(path, bytes, flip ? size : places[i]);
                 check_healed(what, 1);
             }
-        size = read_entry(path, bytes, sizeof bytes);
-        write_entry(path, bytes, size + 1);
+        size = read_bytes(path, bytes, sizeof bytes);
+        write_bytes(path, bytes, size + 1);
         check_healed("one byte more", 1);
 
         chmod(path, 0666);
@@ -277,7 +210,7 @@ TEST(without_a_folder_memory_serves) {
         chmod(folder, 0700);
     }
     snprintf(path, sizeof path, "%s/file", folder);
-    write_entry(path, (const unsigned char *)"text", 4);
+    write_bytes(path, "text", 4);
     snprintf(path, sizeof path, "%s/file/below", folder);
     u = use_cache(path, NULL, ONE_OPERATION);
     CHECK_COMPILED(u, "below a file");

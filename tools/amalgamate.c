@@ -2,10 +2,10 @@
   amalgamate.c: builds moe_route.h: the public header, then the implementation in one piece, with the kernel sources as
   string literals. Plain C; called by the Makefile:
 
-    amalgamate OUTPUT --public FILE... --private FILE --kernels FILE... --parts FILE... --licence FILE
+    amalgamate OUTPUT --public FILE... --private FILE... --kernels FILE... --parts FILE... --licence FILE
 
   A line #include "name" is replaced by that file the first time when it names a file of --kernels (shared by host and
-  kernels), and dropped otherwise: the private header is already there. Equal inputs give equal output, to the byte.
+  kernels) or of --private, and dropped otherwise. The first file of --private is the one that includes the others. Equal inputs give equal output, to the byte.
 */
 #include <stdarg.h>
 #include <stdio.h>
@@ -66,7 +66,8 @@ typedef struct list {
     int count;
 } list;
 
-static void write_part(FILE *out, const char *path, list *kernels) {
+/* `includes` are two lists. */
+static void write_part(FILE *out, const char *path, list *includes) {
     text t = read_file(path);
     const char *line = t.data;
     fprintf(out, "\n/* ---- %s ---- */\n", path);
@@ -76,15 +77,16 @@ static void write_part(FILE *out, const char *path, list *kernels) {
         if (strncmp(line, include, sizeof include - 1) == 0) {
             const char *name = line + sizeof include - 1, *quote = strchr(name, '"');
             char path_named[256];
-            int i;
+            int i, l;
             if (quote == NULL || quote > end || (size_t)(quote - name) >= sizeof path_named) fail("%s: malformed #include", path);
             memcpy(path_named, name, (size_t)(quote - name));
             path_named[quote - name] = 0;
-            for (i = 0; i < kernels->count; i++)
-                if (strcmp(base_name(kernels->path[i]), base_name(path_named)) == 0 && !kernels->included[i]) {
-                    kernels->included[i] = 1;
-                    write_part(out, kernels->path[i], kernels);
-                }
+            for (l = 0; l < 2; l++)
+                for (i = 0; i < includes[l].count; i++)
+                    if (strcmp(base_name(includes[l].path[i]), base_name(path_named)) == 0 && !includes[l].included[i]) {
+                        includes[l].included[i] = 1;
+                        write_part(out, includes[l].path[i], includes);
+                    }
         } else {
             fwrite(line, 1, (size_t)(end - line), out);
         }
@@ -156,7 +158,7 @@ int main(int argc, char **argv) {
     FILE *out;
     int i, current = -1;
     memset(lists, 0, sizeof lists);
-    if (argc < 3) fail("usage: amalgamate OUTPUT --public FILE... --private FILE --kernels FILE... --parts FILE... --licence FILE");
+    if (argc < 3) fail("usage: amalgamate OUTPUT --public FILE... --private FILE... --kernels FILE... --parts FILE... --licence FILE");
     for (i = 2; i < argc; i++) {
         if (strncmp(argv[i], "--", 2) == 0) {
             for (current = 4; current >= 0 && strcmp(argv[i], names[current]) != 0; current--) {}
@@ -178,9 +180,13 @@ int main(int argc, char **argv) {
         free(t.data);
     }
     fputs("\n#if defined(MOE_ROUTE_IMPLEMENTATION) && !defined(MOE_ROUTE_IMPLEMENTED)\n#define MOE_ROUTE_IMPLEMENTED\n", out);
-    for (i = 0; i < lists[1].count; i++) write_part(out, lists[1].path[i], &lists[2]);
+    if (lists[1].count == 0) fail("no --private");
+    lists[1].included[0] = 1;
+    write_part(out, lists[1].path[0], &lists[1]);
+    for (i = 1; i < lists[1].count; i++)
+        if (!lists[1].included[i]) fail("%s includes no %s", lists[1].path[0], lists[1].path[i]);
     write_sources(out, &lists[2]);
-    for (i = 0; i < lists[3].count; i++) write_part(out, lists[3].path[i], &lists[2]);
+    for (i = 0; i < lists[3].count; i++) write_part(out, lists[3].path[i], &lists[1]);
     fputs("\n#endif /* MOE_ROUTE_IMPLEMENTATION */\n", out);
     for (i = 0; i < lists[4].count; i++) {
         text t = read_file(lists[4].path[i]);
