@@ -13,11 +13,11 @@ LDLIBS = -lm -ldl -lpthread
 WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
-KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h scores.h select.h formats.h packed.h values.h tile.h vector.h \
+KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h scores.h select.h formats.h packed.h gguf.h values.h tile.h vector.h \
     route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform.c sha256.c driver.c nvrtc.c cache.c context.c variant.c \
-    formats.c cpu_route.c cpu_maps.c cpu_formats.c cpu_experts.c layer.c sequence.c cpu_operations.c operations.c explain.c)
+    formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c layer.c sequence.c cpu_operations.c operations.c explain.c)
 
 all: moe_route.h
 
