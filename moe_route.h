@@ -1675,7 +1675,7 @@ static const char *const moer_source_6[] = { /* packed.h */
     "#define SUB_HAS_MIN 0\n"
     "#define PAIR_ORDER (WEIGHT_BITS != 4 \? PAIRS_LINEAR : LANE_SUB == 4 \? PAIRS_OF_4 : PAIRS_OF_8)\n"
     "#define CHUNK_WORDS (4 + (GROUP != 0 \? (SUBS * SCALE_BYTES + 3) / 4 : 0) + ZERO_POINTS)\n"
-    "#define CHUNKS_AHEAD (CHUNK_WORDS <= 6 \? 4 : CHUNK_WORDS <= 8 \? 3 : 2)\n"
+    "#define CHUNKS_AHEAD (CHUNK_WORDS <= 5 \? 4 : 3)\n"
     "\n"
     "#define NUM_GROUPS (GROUP != 0 \? (INNER + GROUP - 1) / (GROUP != 0 \? GROUP : 1) : 1)\n"
     "#define SCALE_ROWS ((ROWS + GROUP_ROWS - 1) / GROUP_ROWS)\n"
@@ -1694,9 +1694,9 @@ static const char *const moer_source_6[] = { /* packed.h */
     "    const u64 index = (u64)expert * ROWS + row;\n"
     "    weight_row r;\n"
     "    r.data = (const u8 *)w.data + index * ROW_BYTES;\n"
-    "    r.scales = (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES;\n"
-    "    r.zero_points = (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES;\n"
-    "    r.global_scale = w.global_scales + (GLOBAL < 2 \? 0 : GLOBAL == 2 \? expert : expert * 2 + (GLOBAL == 3 \? row >= ROWS / 2 : row % 2));\n"
+    "    r.scales = QUANTIZED \? (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES : 0;\n"
+    "    r.zero_points = ZERO_POINTS \? (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES : 0;\n"
+    "    r.global_scale = GLOBAL < 2 \? w.global_scales : w.global_scales + (GLOBAL == 2 \? expert : expert * 2 + (GLOBAL == 3 \? row >= ROWS / 2 : row % 2));\n"
     "    return r;\n"
     "}\n"
     "\n"
@@ -1715,8 +1715,8 @@ static const char *const moer_source_6[] = { /* packed.h */
     "        const u32 group = SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
     "        load_weights<SUBS * SCALE_BYTES, (SCALE_ALIGN < SUBS * SCALE_BYTES \? SCALE_ALIGN : SUBS * SCALE_BYTES)>(\n"
     "            c.scale, row.scales + group * SCALE_BYTES, group < NUM_GROUPS \? (NUM_GROUPS - group) * SCALE_BYTES : 0);\n"
-    "    }\n"
-    "    if (ZERO_POINTS) {\n",
+    "    }\n",
+    "    if (ZERO_POINTS) {\n"
     "        const u32 group = GROUP == 0 \? 0 : SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
     "        const u32 first = WEIGHT_BITS == 4 \? group / 2 : group;\n"
     "        load_weights<(WEIGHT_BITS == 4 \? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES \? ZERO_POINT_ROW_BYTES - first : 0);\n"
@@ -1923,7 +1923,7 @@ static const char *const moer_source_7[] = { /* gguf.h */
     "#define LANE_SUB (FORMAT == FORMAT_Q2_K || FORMAT == FORMAT_Q3_K || FORMAT == FORMAT_Q6_K \? 4 : 8)\n"
     "#define LANE_RUN (FORMAT == FORMAT_Q8_0 || FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? 8 : 4)\n"
     "#define SUBS (LANE_VALUES / LANE_SUB)\n"
-    "#define CHUNKS_AHEAD (CODE_WORDS + HEAD_WORDS <= 6 \? 4 : CODE_WORDS + HEAD_WORDS <= 8 \? 3 : 2)\n"
+    "#define CHUNKS_AHEAD (CODE_WORDS + HEAD_WORDS <= 5 \? 4 : 3)\n"
     "\n"
     "#define CODE_IS_8_BITS (FORMAT == FORMAT_Q8_0 || FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS)\n"
     "#define CODE_ZERO (CODE_IS_8_BITS \? 128u : FORMAT == FORMAT_Q6_K \? 32u : FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_GGUF_MXFP4 \? 16u : FORMAT == FORMAT_Q4_0 \? 8u : FORMAT == FORMAT_Q3_K \? 4u : 0u)\n"
@@ -1940,8 +1940,8 @@ static const char *const moer_source_7[] = { /* gguf.h */
     "    return r;\n"
     "}\n"
     "\n"
-    "/* A lane's part of a row's step. Blocks of 32: word i and head i belong to block i of the step; head holds the scale below\n",
-    "   and the minimum above; Q8_0 has two words a block, Q5_0 and Q5_1 a block's fifth bits in word 4 + i. */\n"
+    "/* A lane's part of a row's step. Blocks of 32: word i and head i belong to block i of the step; head holds the scale below\n"
+    "   and the minimum above; Q8_0 has two words a block, Q5_0 and Q5_1 a block's fifth bits in word 4 + i. */\n",
     "struct weight_chunk { u32 word[CODE_WORDS], head[HEAD_WORDS]; };\n"
     "\n"
     "/* BYTES (1, 2 or 4) bytes of a block; `offset` is a multiple of UNIT. */\n"
@@ -2035,10 +2035,10 @@ static const char *const moer_source_7[] = { /* gguf.h */
     "    exchange_words<2>(c.word[0], c.word[2 % CODE_WORDS]);\n"
     "    exchange_words<2>(c.word[1], c.word[3 % CODE_WORDS]);\n"
     "}\n"
-    "\n",
+    "\n"
     "DEVICE float low_half(u32 word) { return f16_to_f32((u16)word); }\n"
     "DEVICE float high_half(u32 word) { return f16_to_f32((u16)(word >> 16)); }\n"
-    "\n"
+    "\n",
     "/* Products of an f16 and a small integer: exact. */\n"
     "DEVICE float sub_scale(const weight_chunk &c, u32 step, u32 sub) {\n"
     "#if FORMAT == FORMAT_GGUF_MXFP4\n"
@@ -2111,10 +2111,10 @@ static const char *const moer_source_7[] = { /* gguf.h */
     "#if FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_Q5_1\n"
     "    codes[0] |= fifth_bits(c.word[4 + sub] >> (lane_quarter() * 4));\n"
     "    codes[1] |= fifth_bits(c.word[4 + sub] >> (16 + lane_quarter() * 4));\n"
-    "#endif\n",
+    "#endif\n"
     "#elif FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < 2; i++) {\n"
+    "    for (u32 i = 0; i < 2; i++) {\n",
     "        codes[i] = (c.word[sub / 2 * 2 + i] >> (sub % 2 * 4)) & 0x0f0f0f0fu;\n"
     "#if FORMAT == FORMAT_Q5_K\n"
     "        codes[i] |= ((c.word[4 + i] >> (step % 2 * 4 + sub)) & 0x01010101u) << 4;\n"
@@ -3217,7 +3217,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_16},
     {"expand.cu", moer_source_17},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "9c1f671f96e0a9109da31a6f36da359c5791a21d947bd0123c38c00838eaf42c";
+static const char moer_sources_digest[] = "fb5353f6298348bfcca1b3b616f34459f406e4dd429c304a365e8f9ff0e0053d";
 
 /* ---- src/base.c ---- */
 /*

@@ -27,7 +27,7 @@
 #define SUB_HAS_MIN 0
 #define PAIR_ORDER (WEIGHT_BITS != 4 ? PAIRS_LINEAR : LANE_SUB == 4 ? PAIRS_OF_4 : PAIRS_OF_8)
 #define CHUNK_WORDS (4 + (GROUP != 0 ? (SUBS * SCALE_BYTES + 3) / 4 : 0) + ZERO_POINTS)
-#define CHUNKS_AHEAD (CHUNK_WORDS <= 6 ? 4 : CHUNK_WORDS <= 8 ? 3 : 2)
+#define CHUNKS_AHEAD (CHUNK_WORDS <= 5 ? 4 : 3)
 
 #define NUM_GROUPS (GROUP != 0 ? (INNER + GROUP - 1) / (GROUP != 0 ? GROUP : 1) : 1)
 #define SCALE_ROWS ((ROWS + GROUP_ROWS - 1) / GROUP_ROWS)
@@ -46,9 +46,9 @@ DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 ro
     const u64 index = (u64)expert * ROWS + row;
     weight_row r;
     r.data = (const u8 *)w.data + index * ROW_BYTES;
-    r.scales = (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES;
-    r.zero_points = (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES;
-    r.global_scale = w.global_scales + (GLOBAL < 2 ? 0 : GLOBAL == 2 ? expert : expert * 2 + (GLOBAL == 3 ? row >= ROWS / 2 : row % 2));
+    r.scales = QUANTIZED ? (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES : 0;
+    r.zero_points = ZERO_POINTS ? (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES : 0;
+    r.global_scale = GLOBAL < 2 ? w.global_scales : w.global_scales + (GLOBAL == 2 ? expert : expert * 2 + (GLOBAL == 3 ? row >= ROWS / 2 : row % 2));
     return r;
 }
 
