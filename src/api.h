@@ -249,7 +249,8 @@ typedef enum moe_route_global_scales {
      code 2, which is 1, and code 5, which is 3.
    - GGUF: ffn_gate_up_exps or ffn_down_exps as they lie in the file; its dimensions are listed innermost first, [K, N, E]. Gate
      and up that are two tensors have to be put together, an expert's gate rows before its up rows.
-   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)]. */
+   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)].
+     Blocks are counted over all N rows: gate and up of a checkpoint make one matrix only where I is a multiple of 128. */
 typedef struct moe_route_weights {
     moe_route_format format;
     moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
