@@ -284,7 +284,8 @@ typedef struct moe_route_router {
 
 /* How weights are stored. q is a weight's code; a scale belongs to a group of group_size consecutive inputs of a row, or to a
    whole row, and the last group of a row may be shorter. In the 4-bit formats the even input of two has the low half of a
-   byte. Nothing is repacked: the kernels read these bytes. */
+   byte. Nothing is repacked: the kernels read these bytes. GGUF blocks are those of ggml's files, whole blocks a row, at any
+   address; their formats are MOE_ROUTE_FORMAT_GGUF plus the type number that the file gives for the tensor. */
 typedef enum moe_route_format {
     MOE_ROUTE_FORMAT_NONE = 0,
     MOE_ROUTE_FORMAT_F32 = 1,
@@ -294,8 +295,22 @@ typedef enum moe_route_format {
     MOE_ROUTE_FORMAT_INT4 = 5,  /* two a byte; value = (q - zero point) * scale. K must be even */
     MOE_ROUTE_FORMAT_FP8 = 6,   /* E4M3 (the variant without infinities), a byte each; value = q * scale */
     MOE_ROUTE_FORMAT_MXFP4 = 7, /* E2M1, two a byte; a scale byte 2^(e - 127) for 32 inputs. K must be a multiple of 32 */
-    MOE_ROUTE_FORMAT_NVFP4 = 8  /* E2M1, two a byte; an E4M3 scale for 16 inputs; value = q * scale * global scale. K must be
+    MOE_ROUTE_FORMAT_NVFP4 = 8, /* E2M1, two a byte; an E4M3 scale for 16 inputs; value = q * scale * global scale. K must be
                                    a multiple of 16 */
+    MOE_ROUTE_FORMAT_GGUF = 100,
+    MOE_ROUTE_FORMAT_GGUF_Q4_0 = 102, /* K must be a multiple of 32 */
+    MOE_ROUTE_FORMAT_GGUF_Q4_1 = 103,
+    MOE_ROUTE_FORMAT_GGUF_Q5_0 = 106,
+    MOE_ROUTE_FORMAT_GGUF_Q5_1 = 107,
+    MOE_ROUTE_FORMAT_GGUF_Q8_0 = 108,
+    MOE_ROUTE_FORMAT_GGUF_Q2_K = 110, /* K must be a multiple of 256, as for the others named _K and for IQ4_XS */
+    MOE_ROUTE_FORMAT_GGUF_Q3_K = 111,
+    MOE_ROUTE_FORMAT_GGUF_Q4_K = 112,
+    MOE_ROUTE_FORMAT_GGUF_Q5_K = 113,
+    MOE_ROUTE_FORMAT_GGUF_Q6_K = 114,
+    MOE_ROUTE_FORMAT_GGUF_IQ4_NL = 120, /* 32 */
+    MOE_ROUTE_FORMAT_GGUF_IQ4_XS = 123,
+    MOE_ROUTE_FORMAT_GGUF_MXFP4 = 139   /* 32 */
 } moe_route_format;
 
 /* How INT8 and INT4 codes, and their zero points, stand for integers. */
@@ -326,11 +341,15 @@ typedef enum moe_route_global_scales {
      isn't supported.
    - GPT-OSS: format MXFP4; blocks [E, N, K / 32, 16] are data, scales [E, N, K / 32] are scales, as they are. Byte 0x52 holds
      code 2, which is 1, and code 5, which is 3.
-   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)]. */
+   - GGUF: ffn_gate_up_exps or ffn_down_exps as they lie in the file; its dimensions are listed innermost first, [K, N, E]. Gate
+     and up that are two tensors have to be put together, an expert's gate rows before its up rows.
+   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)].
+     Blocks are counted over all N rows: gate and up of a checkpoint make one matrix only where I is a multiple of 128. */
 typedef struct moe_route_weights {
     moe_route_format format;
     moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
-    moe_route_address scales;     /* INT8, INT4: [E, N, G]. FP8: [E, ceil(N / group_rows), G]. MXFP4, NVFP4: bytes [E, N, G] */
+    moe_route_address scales;     /* INT8, INT4: [E, N, G]. FP8: [E, ceil(N / group_rows), G]. MXFP4, NVFP4: bytes [E, N, G].
+                                     The others have none */
     moe_route_dtype scales_dtype; /* INT8, INT4, FP8; default F16, with FP8 F32 */
     uint32_t group_size;          /* INT8, INT4: 16, 32, 64 or 128, or 0 for one scale a row. FP8: 128 or 0. MXFP4: 32.
                                      NVFP4: 16. The last two may be left 0 */
@@ -1474,8 +1493,12 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
 } moer_matrix;
 
 /* ---- formats.c: the sizes of a matrix in its format ---- */
+typedef struct moer_block { /* the smallest whole unit of a row */
+    uint32_t values, bytes; /* 0: no such format */
+} moer_block;
+static moer_block moer_format_block(moe_route_format format);
 static int moer_is_quantized(moe_route_format format);
-static unsigned moer_format_bits(moe_route_format format); /* of one weight; 0: no such format */
+static int moer_has_scales(moe_route_format format); /* in an array of their own */
 static size_t moer_scale_size(moer_scales kind);
 static size_t moer_row_bytes(const moer_matrix *matrix);            /* of data */
 static size_t moer_scale_row_bytes(const moer_matrix *matrix);      /* of scales, for one row or group_rows rows; 0: none */
@@ -1555,7 +1578,8 @@ static float moer_load_value(const void *array, size_t index, moe_route_dtype dt
 static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value);
 /* Ids and weights of all tokens, and of the shared experts; the latter two may be 0. */
 static void moer_cpu_topk(const moer_router *router, const moer_routing *routing, uint32_t num_tokens, uint32_t num_valid);
-/* One row of a matrix as numbers. */
+/* One row as numbers: of GGUF blocks, and of any matrix. */
+static void moer_cpu_gguf_row(moe_route_format format, const unsigned char *blocks, uint32_t inner, float *values);
 static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t row, float *values);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
@@ -2510,6 +2534,33 @@ static const char *const moer_source_7[] = { /* formats.h */
     "    value = magnitude < 8u \? (float)magnitude * (1.0f / 512.0f) : moer_f32_from_bits((magnitude << 20) + (120u << 23));\n"
     "    return sign != 0u \? -value : value;\n"
     "}\n"
+    "\n"
+    "/* ---- GGUF ---- */\n"
+    "\n"
+    "/* 2^(e - 128), the scale of codes that are twice an E2M1. */\n"
+    "MOER_FORMAT_FUNCTION float moer_e8m0_half(unsigned int e) {\n"
+    "    return moer_f32_from_bits(e < 2u \? 0x00200000u << e : (e - 1u) << 23);\n"
+    "}\n"
+    "\n"
+    "/* Q4_K and Q5_K: 8 scales and 8 minima of 6 bits, packed into 12 bytes: words s0, s1, s2. The scales or minima of half a\n"
+    "   block (half 0 or 1) as four bytes. */\n"
+    "MOER_FORMAT_FUNCTION unsigned int moer_k_scales(unsigned int s0, unsigned int s2, unsigned int half) {\n"
+    "    return half != 0u \? (s2 & 0x0f0f0f0fu) | ((s0 >> 2) & 0x30303030u) : s0 & 0x3f3f3f3fu;\n"
+    "}\n"
+    "MOER_FORMAT_FUNCTION unsigned int moer_k_mins(unsigned int s1, unsigned int s2, unsigned int half) {\n"
+    "    return half != 0u \? ((s2 >> 4) & 0x0f0f0f0fu) | ((s1 >> 2) & 0x30303030u) : s1 & 0x3f3f3f3fu;\n"
+    "}\n"
+    "\n"
+    "/* Q3_K: 16 scales of 6 bits in 12 bytes, 32 more than they mean. `low` is word 0 or 1 (`which`), `high` word 2: scales\n"
+    "   8 * half + 4 * which and the three after it, as four bytes. */\n"
+    "MOER_FORMAT_FUNCTION unsigned int moer_q3_k_scales(unsigned int low, unsigned int high, unsigned int half, unsigned int which) {\n"
+    "    return ((low >> (4u * half)) & 0x0f0f0f0fu) | ((high >> (4u * half + 2u * which)) & 0x03030303u) << 4;\n"
+    "}\n"
+    "\n"
+    "/* IQ4_XS: scale `index` of 8. */\n"
+    "MOER_FORMAT_FUNCTION int moer_iq4_xs_scale(unsigned int low, unsigned int high, unsigned int index) {\n"
+    "    return (int)(((low >> (4u * index)) & 15u) | ((high >> (2u * index)) & 3u) << 4) - 32;\n"
+    "}\n"
     "#endif\n",
     NULL};
 static const char *const moer_source_8[] = { /* packed.h */
@@ -2564,9 +2615,9 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    const u64 index = (u64)expert * ROWS + row;\n"
     "    weight_row r;\n"
     "    r.data = (const u8 *)w.data + index * ROW_BYTES;\n"
-    "    r.scales = (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES;\n"
-    "    r.zero_points = (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES;\n"
-    "    r.global_scale = w.global_scales + (GLOBAL < 2 \? 0 : GLOBAL == 2 \? expert : expert * 2 + (GLOBAL == 3 \? row >= ROWS / 2 : row % 2));\n"
+    "    r.scales = QUANTIZED \? (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES : 0;\n"
+    "    r.zero_points = ZERO_POINTS \? (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES : 0;\n"
+    "    r.global_scale = GLOBAL < 2 \? w.global_scales : w.global_scales + (GLOBAL == 2 \? expert : expert * 2 + (GLOBAL == 3 \? row >= ROWS / 2 : row % 2));\n"
     "    return r;\n"
     "}\n"
     "\n"
@@ -2582,10 +2633,10 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    constexpr u32 BYTES = SUBS * SCALE_BYTES, ALIGN = SCALE_ALIGN < BYTES \? SCALE_ALIGN : BYTES;\n"
     "    const u8 *p = scales + group * SCALE_BYTES;\n"
     "    if (NUM_GROUPS % SUBS == 0 && ALIGN >= (BYTES < 4 \? BYTES : 4)) {\n"
-    "        load_weights<BYTES, ALIGN>(word, p, BYTES);\n"
+    "        load_weights<BYTES, ALIGN>(word, p, BYTES);\n",
     "        return;\n"
     "    }\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "    for (u32 i = 0; i < (BYTES + 3) / 4; i++) word[i] = 0;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < SUBS; i++)\n"
@@ -2664,9 +2715,9 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    if (GLOBAL) return load_value(row.global_scale, 0, DTYPE_F32);\n"
     "    return QUANTIZED && GROUP == 0 \? load_value(row.scales, 0, SCALES) : 1.0f;\n"
     "}\n"
-    "\n"
-    "#if FORMAT == FORMAT_F32 || FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16\n"
     "\n",
+    "#if FORMAT == FORMAT_F32 || FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16\n"
+    "\n"
     "/* The pairs are those of memory. */\n"
     "DEVICE void unpack_sub(const weight_chunk &c, u32, u32, u32 (&pair)[LANE_SUB / 2]) {\n"
     "#pragma unroll\n"
@@ -2730,8 +2781,8 @@ static const char *const moer_source_8[] = { /* packed.h */
     "            for (u32 j = 0; j < 4; j++) q[j] = f32_add(f32_from_bits(select_bytes(w, 0x4b000000u, 0x7440u + j)), f32_from_bits(0xcb000000u + zero_point));\n"
     "            pair[i * 2 + 0] = f32_to_bf162(q[0], q[1]);\n"
     "            pair[i * 2 + 1] = f32_to_bf162(q[2], q[3]);\n"
-    "        }\n"
-    "#elif FORMAT == FORMAT_FP8\n",
+    "        }\n",
+    "#elif FORMAT == FORMAT_FP8\n"
     "        pair[i * 2 + 0] = fp8_pair(select_bytes(w, 0, 0x1404));\n"
     "        pair[i * 2 + 1] = fp8_pair(select_bytes(w, 0, 0x3424));\n"
     "#else\n"
@@ -2753,7 +2804,284 @@ static const char *const moer_source_8[] = { /* packed.h */
     "\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_9[] = { /* values.h */
+static const char *const moer_source_9[] = { /* gguf.h */
+    "/*\n"
+    "  gguf.h: weights in the blocks of GGUF files, in which codes and scales lie together: 32 values a block (Q4_0, Q4_1, Q5_0,\n"
+    "  Q5_1, Q8_0, IQ4_NL, MXFP4) or 256 (Q2_K to Q6_K, IQ4_XS). What a lane loads of a row in one step of tile.h, and how it\n"
+    "  becomes pairs of 16-bit floats. cpu_gguf.c states the same formats value by value.\n"
+    "\n"
+    "  A step is 128 inputs: four blocks, or half a block. Blocks of most types are only aligned to 2 bytes, and lanes load\n"
+    "  nothing that isn't theirs: the accesses are as wide as a lane's piece and its alignment allow. In Q4_K and Q5_K that is 16\n"
+    "  bytes, half of which belongs to the neighbouring lane and is exchanged.\n"
+    "\n"
+    "  Every code becomes an unsigned byte first, of which CODE_ZERO is taken away again when it becomes a float.\n"
+    "*/\n"
+    "#include \"formats.h\"\n"
+    "\n"
+    "#define SMALL_BLOCKS (FORMAT != FORMAT_Q2_K && FORMAT != FORMAT_Q3_K && FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K && FORMAT != FORMAT_Q6_K && FORMAT != FORMAT_IQ4_XS)\n"
+    "#define BLOCK_VALUES (SMALL_BLOCKS \? 32 : 256)\n"
+    "#define LANE_VALUES 32\n"
+    "#define SUB_HAS_SCALE 1\n"
+    "#define SUB_HAS_MIN (FORMAT == FORMAT_Q4_1 || FORMAT == FORMAT_Q5_1 || FORMAT == FORMAT_Q2_K || FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K)\n"
+    "#define PAIR_ORDER PAIRS_OF_4\n"
+    "\n"
+    "/* Bytes of a block; CODES, its nibbles (or bytes), and FIFTH_BITS, where they start; WORDS that a lane loads in a step, codes\n"
+    "   first, then scales; LANE_SUB, values of a lane that share a scale, and LANE_RUN, as in tile.h. */\n"
+    "#if FORMAT == FORMAT_Q4_0 || FORMAT == FORMAT_IQ4_NL\n"
+    "#define BLOCK_BYTES 18\n"
+    "#define CODES 2\n"
+    "#elif FORMAT == FORMAT_Q4_1\n"
+    "#define BLOCK_BYTES 20\n"
+    "#define CODES 4\n"
+    "#elif FORMAT == FORMAT_Q5_0\n"
+    "#define BLOCK_BYTES 22\n"
+    "#define FIFTH_BITS 2\n"
+    "#define CODES 6\n"
+    "#elif FORMAT == FORMAT_Q5_1\n"
+    "#define BLOCK_BYTES 24\n"
+    "#define FIFTH_BITS 4\n"
+    "#define CODES 8\n"
+    "#elif FORMAT == FORMAT_Q8_0\n"
+    "#define BLOCK_BYTES 34\n"
+    "#define CODES 2\n"
+    "#elif FORMAT == FORMAT_GGUF_MXFP4\n"
+    "#define BLOCK_BYTES 17\n"
+    "#define CODES 1\n"
+    "#elif FORMAT == FORMAT_Q2_K\n"
+    "#define BLOCK_BYTES 84\n"
+    "#elif FORMAT == FORMAT_Q3_K\n"
+    "#define BLOCK_BYTES 110\n"
+    "#elif FORMAT == FORMAT_Q4_K\n"
+    "#define BLOCK_BYTES 144\n"
+    "#define CODES 16\n"
+    "#elif FORMAT == FORMAT_Q5_K\n"
+    "#define BLOCK_BYTES 176\n"
+    "#define CODES 48\n"
+    "#elif FORMAT == FORMAT_Q6_K\n"
+    "#define BLOCK_BYTES 210\n"
+    "#elif FORMAT == FORMAT_IQ4_XS\n"
+    "#define BLOCK_BYTES 136\n"
+    "#define CODES 8\n"
+    "#endif\n"
+    "\n"
+    "#define CODE_WORDS (FORMAT == FORMAT_Q8_0 \? 8 : FORMAT == FORMAT_Q2_K \? 2 : FORMAT == FORMAT_Q5_K || FORMAT == FORMAT_Q6_K \? 6 : FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_Q5_1 \? 8 : 4)\n"
+    "#define HEAD_WORDS (FORMAT == FORMAT_Q2_K || FORMAT == FORMAT_Q6_K \? 3 : FORMAT == FORMAT_IQ4_XS \? 2 : 4)\n"
+    "#define LANE_SUB (FORMAT == FORMAT_Q2_K || FORMAT == FORMAT_Q3_K || FORMAT == FORMAT_Q6_K \? 4 : 8)\n"
+    "#define LANE_RUN (FORMAT == FORMAT_Q8_0 || FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? 8 : 4)\n"
+    "#define SUBS (LANE_VALUES / LANE_SUB)\n"
+    "#define CHUNKS_AHEAD 1\n"
+    "#define ROW_HAS_SCALE 0\n"
+    "\n"
+    "#define CODE_IS_8_BITS (FORMAT == FORMAT_Q8_0 || FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS)\n"
+    "#define CODE_ZERO (CODE_IS_8_BITS \? 128u : FORMAT == FORMAT_Q6_K \? 32u : FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_GGUF_MXFP4 \? 16u : FORMAT == FORMAT_Q4_0 \? 8u : FORMAT == FORMAT_Q3_K \? 4u : 0u)\n"
+    "\n"
+    "#define ROW_BYTES ((u64)INNER / BLOCK_VALUES * BLOCK_BYTES)\n"
+    "/* What an address at a multiple of UNIT in a block is aligned to. */\n"
+    "#define BLOCK_ALIGN(UNIT) (((BLOCK_BYTES | (UNIT) | WEIGHT_ALIGN) & -(BLOCK_BYTES | (UNIT) | WEIGHT_ALIGN)))\n"
+    "\n"
+    "struct weight_row { const u8 *data; };\n"
+    "\n"
+    "DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 row) {\n"
+    "    weight_row r;\n"
+    "    r.data = (const u8 *)w.data + ((u64)expert * ROWS + row) * ROW_BYTES;\n"
+    "    return r;\n"
+    "}\n"
+    "\n"
+    "/* A lane's part of a row's step. Blocks of 32: word i and head i belong to block i of the step; head holds the scale below\n"
+    "   and the minimum above; Q8_0 has two words a block, Q5_0 and Q5_1 a block's fifth bits in word 4 + i. */\n",
+    "struct weight_chunk { u32 word[CODE_WORDS], head[HEAD_WORDS]; };\n"
+    "\n"
+    "/* BYTES (1, 2 or 4) bytes of a block; `offset` is a multiple of UNIT. */\n"
+    "template <u32 BYTES, u32 UNIT>\n"
+    "DEVICE u32 load_block(const u8 *block, u32 offset) {\n"
+    "    u32 word[1];\n"
+    "    load_weights<BYTES, BLOCK_ALIGN(UNIT)>(word, block + offset, BYTES);\n"
+    "    return word[0];\n"
+    "}\n"
+    "\n"
+    "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {\n"
+    "    const u32 t = lane_index() & 3;\n"
+    "    weight_chunk c;\n"
+    "#if SMALL_BLOCKS\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < CODE_WORDS; i++) c.word[i] = c.head[i % 4] = 0;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) {\n"
+    "        const u8 *block = row.data + (u64)(step * 4 + i) * BLOCK_BYTES;\n"
+    "        if (INNER % STEP != 0 && step * 4 + i >= INNER / 32) continue;\n"
+    "        c.head[i] = load_block<(FORMAT == FORMAT_GGUF_MXFP4 \? 1 : SUB_HAS_MIN \? 4 : 2), 16>(block, 0);\n"
+    "#if FORMAT == FORMAT_Q8_0\n"
+    "        c.word[i * 2 + 0] = load_block<4, 2>(block, CODES + t * 8);\n"
+    "        c.word[i * 2 + 1] = load_block<4, 2>(block, CODES + t * 8 + 4);\n"
+    "#else\n"
+    "        c.word[i] = load_block<4, (CODES | 4)>(block, CODES + t * 4);\n"
+    "#if FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_Q5_1\n"
+    "        c.word[4 + i] = load_block<4, FIFTH_BITS>(block, FIFTH_BITS);\n"
+    "#endif\n"
+    "#endif\n"
+    "    }\n"
+    "#else\n"
+    "    const u8 *block = row.data + (u64)(step / 2) * BLOCK_BYTES;\n"
+    "    const u32 half = step % 2;\n"
+    "#if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
+    "    u32 word[4];\n"
+    "    load_weights<16, BLOCK_ALIGN(16)>(word, block + CODES + half * 64 + t * 16, 16);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) c.word[i] = word[i];\n"
+    "    load_weights<16, BLOCK_ALIGN(16)>(word, block, 16);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) c.head[i] = word[i];\n"
+    "#if FORMAT == FORMAT_Q5_K\n"
+    "    const u32 quarter = (t >> 1) | (t & 1) << 1;\n"
+    "    c.word[4] = load_block<4, 8>(block, 16 + quarter * 8);\n"
+    "    c.word[5] = load_block<4, 4>(block, 16 + quarter * 8 + 4);\n"
+    "#endif\n"
+    "#elif FORMAT == FORMAT_IQ4_XS\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) c.word[i] = load_block<4, 4>(block, CODES + (half * 4 + i) * 16 + t * 4);\n"
+    "    c.head[0] = load_block<4, 16>(block, 0);\n"
+    "    c.head[1] = load_block<4, 4>(block, 4);\n"
+    "#else /* subs of 16: the lane's four of the first and of the second 16 */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 2; i++) {\n"
+    "#if FORMAT == FORMAT_Q6_K\n"
+    "        c.word[i] = load_block<4, 4>(block, half * 64 + i * 16 + t * 4);\n"
+    "        c.word[2 + i] = load_block<4, 4>(block, half * 64 + 32 + i * 16 + t * 4);\n"
+    "        c.word[4 + i] = load_block<4, 4>(block, 128 + half * 32 + i * 16 + t * 4);\n"
+    "        c.head[i] = load_block<4, 4>(block, 192 + half * 8 + i * 4);\n"
+    "#elif FORMAT == FORMAT_Q3_K\n"
+    "        c.word[i] = load_block<4, 4>(block, 32 + half * 32 + i * 16 + t * 4);\n"
+    "        c.word[2 + i] = load_block<4, 4>(block, i * 16 + t * 4);\n"
+    "        c.head[i] = load_block<4, 4>(block, 96 + i * 4);\n"
+    "#else\n"
+    "        c.word[i] = load_block<4, 4>(block, 16 + half * 32 + i * 16 + t * 4);\n"
+    "        c.head[i] = load_block<4, 4>(block, half * 8 + i * 4);\n"
+    "#endif\n"
+    "    }\n"
+    "#if FORMAT == FORMAT_Q6_K\n"
+    "    c.head[2] = load_block<2, 2>(block, 208);\n"
+    "#elif FORMAT == FORMAT_Q3_K\n"
+    "    c.head[2] = load_block<4, 4>(block, 104);\n"
+    "    c.head[3] = load_block<2, 2>(block, 108);\n"
+    "#else\n"
+    "    c.head[2] = load_block<4, 4>(block, 80);\n"
+    "#endif\n"
+    "#endif\n"
+    "#endif\n"
+    "    return c;\n"
+    "}\n"
+    "\n"
+    "DEVICE u32 lane_quarter() {\n"
+    "    const u32 t = lane_index() & 3;\n"
+    "    return FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? (t >> 1) | (t & 1) << 1 : t;\n"
+    "}\n"
+    "\n"
+    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n"
+    "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
+    "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n"
+    "    exchange_words<2>(c.word[0], c.word[2 % CODE_WORDS]);\n"
+    "    exchange_words<2>(c.word[1], c.word[3 % CODE_WORDS]);\n"
+    "}\n"
+    "\n"
+    "DEVICE float low_half(u32 word) { return f16_to_f32((u16)word); }\n"
+    "DEVICE float high_half(u32 word) { return f16_to_f32((u16)(word >> 16)); }\n"
+    "\n",
+    "/* Products of an f16 and a small integer: exact. */\n"
+    "DEVICE float sub_scale(const weight_chunk &c, u32 step, u32 sub) {\n"
+    "#if FORMAT == FORMAT_GGUF_MXFP4\n"
+    "    return moer_e8m0_half(c.head[sub]);\n"
+    "#elif SMALL_BLOCKS\n"
+    "    return low_half(c.head[sub]);\n"
+    "#elif FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
+    "    return f32_mul(low_half(c.head[0]), (float)((moer_k_scales(c.head[1], c.head[3], step % 2) >> (8 * sub)) & 255u));\n"
+    "#elif FORMAT == FORMAT_Q6_K\n"
+    "    return f32_mul(low_half(c.head[2]), (float)(int)(signed char)(c.head[sub / 4] >> (sub % 4 * 8)));\n"
+    "#elif FORMAT == FORMAT_Q2_K\n"
+    "    return f32_mul(low_half(c.head[2]), (float)((c.head[sub / 4] >> (sub % 4 * 8)) & 15u));\n"
+    "#elif FORMAT == FORMAT_Q3_K\n"
+    "    return f32_mul(low_half(c.head[3]), (float)((int)((moer_q3_k_scales(c.head[sub / 4], c.head[2], step % 2, sub / 4) >> (sub % 4 * 8)) & 255u) - 32));\n"
+    "#else\n"
+    "    return f32_mul(low_half(c.head[0]), (float)moer_iq4_xs_scale(c.head[1], c.head[0] >> 16, step % 2 * 4 + sub));\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "DEVICE float sub_min(const weight_chunk &c, u32 step, u32 sub) {\n"
+    "#if FORMAT == FORMAT_Q4_1 || FORMAT == FORMAT_Q5_1\n"
+    "    return high_half(c.head[sub]);\n"
+    "#elif FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
+    "    return -f32_mul(high_half(c.head[0]), (float)((moer_k_mins(c.head[2], c.head[3], step % 2) >> (8 * sub)) & 255u));\n"
+    "#elif FORMAT == FORMAT_Q2_K\n"
+    "    return -f32_mul(high_half(c.head[2]), (float)((c.head[sub / 4] >> (sub % 4 * 8 + 4)) & 15u));\n"
+    "#else\n"
+    "    return 0.0f;\n"
+    "#endif\n"
+    "}\n"
+    "\n"
+    "DEVICE float row_scale(const weight_row &) { return 1.0f; }\n"
+    "\n"
+    "/* The codes in bits 0 to 7 and 16 to 23 as floats, less CODE_ZERO. */\n"
+    "DEVICE u32 byte_pair(u32 codes) {\n"
+    "    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x00ff00ffu) | 0x64006400u, CODE_ZERO * 0x10001u + 0x64006400u);\n"
+    "    if (!CODE_IS_8_BITS) return bf162_fma((codes & 0x007f007fu) | 0x43004300u, 0x3f803f80u, CODE_ZERO * 0x10001u + 0xc300c300u);\n"
+    "    return f32_to_bf162(f32_add(f32_from_bits((codes & 255u) | 0x4b000000u), f32_from_bits(0xcb000000u + CODE_ZERO)),\n"
+    "                        f32_add(f32_from_bits(((codes >> 16) & 255u) | 0x4b000000u), f32_from_bits(0xcb000000u + CODE_ZERO)));\n"
+    "}\n"
+    "\n"
+    "#if FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS || FORMAT == FORMAT_GGUF_MXFP4\n"
+    "/* The table's bytes, CODE_ZERO added, for four nibbles. */\n"
+    "DEVICE u32 look_up(u32 nibbles) {\n"
+    "#if FORMAT == FORMAT_GGUF_MXFP4\n"
+    "    const u32 table[4] = {0x13121110u, 0x1c181614u, 0x0d0e0f10u, 0x04080a0cu};\n"
+    "#else\n"
+    "    const u32 table[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};\n"
+    "#endif\n"
+    "    const u32 lower = select_bytes(table[0], table[1], nibbles & 0x7777u), upper = select_bytes(table[2], table[3], nibbles & 0x7777u);\n"
+    "    return select_bytes(lower, upper, 0x3210u | ((nibbles & 0x8888u) >> 1));\n"
+    "}\n"
+    "#endif\n"
+    "\n"
+    "/* Four bits, each in bit 4 of a byte. */\n"
+    "DEVICE u32 fifth_bits(u32 bits) { return (((bits & 15u) * 0x00204081u) & 0x01010101u) << 4; }\n"
+    "\n"
+    "DEVICE void unpack_sub(const weight_chunk &c, u32 step, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
+    "    u32 codes[LANE_SUB / 4]; /* a byte each */\n"
+    "#if FORMAT == FORMAT_Q8_0\n"
+    "    codes[0] = c.word[sub * 2] ^ 0x80808080u;\n"
+    "    codes[1] = c.word[sub * 2 + 1] ^ 0x80808080u;\n"
+    "#elif FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS || FORMAT == FORMAT_GGUF_MXFP4\n"
+    "    const u32 first = look_up(c.word[sub] & 0xffffu), second = look_up(c.word[sub] >> 16);\n"
+    "    codes[0] = select_bytes(first, second, 0x6420);\n"
+    "    codes[1] = select_bytes(first, second, 0x7531);\n"
+    "#elif SMALL_BLOCKS\n"
+    "    codes[0] = c.word[sub] & 0x0f0f0f0fu;\n"
+    "    codes[1] = (c.word[sub] >> 4) & 0x0f0f0f0fu;\n"
+    "#if FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_Q5_1\n"
+    "    codes[0] |= fifth_bits(c.word[4 + sub] >> (lane_quarter() * 4));\n"
+    "    codes[1] |= fifth_bits(c.word[4 + sub] >> (16 + lane_quarter() * 4));\n"
+    "#endif\n"
+    "#elif FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 2; i++) {\n",
+    "        codes[i] = (c.word[sub / 2 * 2 + i] >> (sub % 2 * 4)) & 0x0f0f0f0fu;\n"
+    "#if FORMAT == FORMAT_Q5_K\n"
+    "        codes[i] |= ((c.word[4 + i] >> (step % 2 * 4 + sub)) & 0x01010101u) << 4;\n"
+    "#endif\n"
+    "    }\n"
+    "#elif FORMAT == FORMAT_Q6_K\n"
+    "    codes[0] = ((c.word[sub / 2 % 2 * 2 + sub % 2] >> (sub / 4 * 4)) & 0x0f0f0f0fu) | ((c.word[4 + sub % 2] >> (sub / 2 * 2)) & 0x03030303u) << 4;\n"
+    "#elif FORMAT == FORMAT_Q3_K\n"
+    "    codes[0] = ((c.word[sub % 2] >> (sub / 2 * 2)) & 0x03030303u) | ((c.word[2 + sub % 2] >> (step % 2 * 4 + sub / 2)) & 0x01010101u) << 2;\n"
+    "#else\n"
+    "    codes[0] = (c.word[sub % 2] >> (sub / 2 * 2)) & 0x03030303u;\n"
+    "#endif\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_SUB / 4; i++) {\n"
+    "        pair[i * 2] = byte_pair(codes[i]);\n"
+    "        pair[i * 2 + 1] = byte_pair(codes[i] >> 8);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_10[] = { /* values.h */
     "/*\n"
     "  values.h: single numbers of the three dtypes in global memory. Several at once belong to vector.h, quantized weights to\n"
     "  packed.h and gguf.h.\n"
@@ -2776,7 +3104,7 @@ static const char *const moer_source_9[] = { /* values.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_10[] = { /* tile.h */
+static const char *const moer_source_11[] = { /* tile.h */
     "/*\n"
     "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
     "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
@@ -2813,6 +3141,20 @@ static const char *const moer_source_10[] = { /* tile.h */
     "#define FORMAT_FP8 6\n"
     "#define FORMAT_MXFP4 7\n"
     "#define FORMAT_NVFP4 8\n"
+    "#define FORMAT_GGUF 100\n"
+    "#define FORMAT_Q4_0 102\n"
+    "#define FORMAT_Q4_1 103\n"
+    "#define FORMAT_Q5_0 106\n"
+    "#define FORMAT_Q5_1 107\n"
+    "#define FORMAT_Q8_0 108\n"
+    "#define FORMAT_Q2_K 110\n"
+    "#define FORMAT_Q3_K 111\n"
+    "#define FORMAT_Q4_K 112\n"
+    "#define FORMAT_Q5_K 113\n"
+    "#define FORMAT_Q6_K 114\n"
+    "#define FORMAT_IQ4_NL 120\n"
+    "#define FORMAT_IQ4_XS 123\n"
+    "#define FORMAT_GGUF_MXFP4 139\n"
     "\n"
     "/* Which two of a sub's values make a pair. */\n"
     "#define PAIRS_LINEAR 0 /* (0, 1), (2, 3), ... */\n"
@@ -2833,7 +3175,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "/* BYTES bytes of weights from `p` on, a power of two up to 16, of which the row has `left`; zero bits for the others. */\n"
     "template <u32 BYTES, u32 ALIGN, u32 WORDS>\n"
     "DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {\n"
-    "    static_assert((BYTES + 3) / 4 <= WORDS, \"room for the bytes\");\n"
+    "    static_assert((BYTES + 3) / 4 <= WORDS, \"room for the bytes\");\n",
     "#pragma unroll\n"
     "    for (u32 i = 0; i < WORDS; i++) word[i] = 0;\n"
     "    if (ALIGN >= (BYTES < 4 \? BYTES : 4) && left >= BYTES) {\n"
@@ -2841,7 +3183,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "            const u32x4 v = load_weights_16(p);\n"
     "#pragma unroll\n"
     "            for (u32 i = 0; i < 4; i++) word[i % WORDS] = v.v[i];\n"
-    "        } else if (BYTES % 8 == 0 && ALIGN >= 8) {\n",
+    "        } else if (BYTES % 8 == 0 && ALIGN >= 8) {\n"
     "#pragma unroll\n"
     "            for (u32 i = 0; i < BYTES / 8; i++) {\n"
     "                const u32x2 v = load_weights_8(p + i * 8);\n"
@@ -2874,7 +3216,11 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    else second = received;\n"
     "}\n"
     "\n"
+    "#if FORMAT > FORMAT_GGUF\n"
+    "#include \"gguf.h\"\n"
+    "#else\n"
     "#include \"packed.h\"\n"
+    "#endif\n"
     "\n"
     "#define NUM_PAIRS (LANE_SUB / 2) /* in a sub */\n"
     "\n"
@@ -2925,7 +3271,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* The same in the order of the sub's pairs. */\n"
+    "/* The same in the order of the sub's pairs. */\n",
     "DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i++) {\n"
@@ -2933,7 +3279,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "        pair[i] = PAIR_ORDER == PAIRS_LINEAR \? word[i] : select_bytes(word[first / 2], word[second / 2], first % 2 == 0 \? 0x5410 : 0x7632);\n"
     "    }\n"
     "}\n"
-    "\n",
+    "\n"
     "/* sums += one sub, or with BEGIN sums = one sub: rows' pairs against the activations. The layout of sums is that of the matrix\n"
     "   fragment: sums[0], [1] are row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n"
     "template <bool BEGIN>\n"
@@ -2998,7 +3344,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "\n"
     "/* What a lane has loaded of its two rows: LOADED_STEPS(STRIDE) steps, STRIDE apart. */\n"
     "template <u32 STRIDE>\n"
-    "struct tile_chunks {\n"
+    "struct tile_chunks {\n",
     "    weight_chunk low[LOADED_STEPS(STRIDE)], high[LOADED_STEPS(STRIDE)];\n"
     "};\n"
     "\n"
@@ -3007,7 +3353,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "\n"
     "template <u32 STRIDE>\n"
     "DEVICE void load_tile(tile_chunks<STRIDE> &c, const weight_row &low, const weight_row &high, u32 first_step) {\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {\n"
     "        const u32 step = first_step + d * STRIDE;\n"
     "        if (!step_exists<STRIDE>(step)) continue;\n"
@@ -3081,13 +3427,13 @@ static const char *const moer_source_10[] = { /* tile.h */
     "#pragma unroll\n"
     "                        for (u32 i = 0; i < LANE_SUB; i++) {\n"
     "                            const u32 k = sub_input(step, sub, i);\n"
-    "                            if (k < INNER) {\n"
+    "                            if (k < INNER) {\n",
     "                                const float value = load_value((const void *)address, k, X);\n"
     "                                part[0] = f32_fma(low_value[i], value, part[0]);\n"
     "                                part[1] = f32_fma(high_value[i], value, part[1]);\n"
     "                                if (SUB_HAS_MIN) total = f32_add(total, value);\n"
     "                            }\n"
-    "                        }\n",
+    "                        }\n"
     "                    sum[0][n] = f32_fma(low_scale, part[0], sum[0][n]);\n"
     "                    sum[1][n] = f32_fma(high_scale, part[1], sum[1][n]);\n"
     "                    if (SUB_HAS_MIN) {\n"
@@ -3124,7 +3470,7 @@ static const char *const moer_source_10[] = { /* tile.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_11[] = { /* vector.h */
+static const char *const moer_source_12[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -3200,7 +3546,7 @@ static const char *const moer_source_11[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_12[] = { /* epilogue.h */
+static const char *const moer_source_13[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -3244,7 +3590,7 @@ static const char *const moer_source_12[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_13[] = { /* route.cu */
+static const char *const moer_source_14[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -3434,7 +3780,7 @@ static const char *const moer_source_13[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_14[] = { /* topk.cu */
+static const char *const moer_source_15[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -3453,7 +3799,7 @@ static const char *const moer_source_14[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_15[] = { /* maps.cu */
+static const char *const moer_source_16[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.\n"
     "\n"
@@ -3642,7 +3988,7 @@ static const char *const moer_source_15[] = { /* maps.cu */
     "        }\n"
     "}\n",
     NULL};
-static const char *const moer_source_16[] = { /* matmul.cu */
+static const char *const moer_source_17[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and go through\n"
@@ -3821,7 +4167,7 @@ static const char *const moer_source_16[] = { /* matmul.cu */
     "    prefetch_next(a, num_distinct);\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* down.cu */
+static const char *const moer_source_18[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -3938,7 +4284,7 @@ static const char *const moer_source_17[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* combine.cu */
+static const char *const moer_source_19[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -3997,7 +4343,7 @@ static const char *const moer_source_18[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* expand.cu */
+static const char *const moer_source_20[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -4040,19 +4386,20 @@ static const moer_source moer_sources[] = {
     {"select.h", moer_source_6},
     {"formats.h", moer_source_7},
     {"packed.h", moer_source_8},
-    {"values.h", moer_source_9},
-    {"tile.h", moer_source_10},
-    {"vector.h", moer_source_11},
-    {"epilogue.h", moer_source_12},
-    {"route.cu", moer_source_13},
-    {"topk.cu", moer_source_14},
-    {"maps.cu", moer_source_15},
-    {"matmul.cu", moer_source_16},
-    {"down.cu", moer_source_17},
-    {"combine.cu", moer_source_18},
-    {"expand.cu", moer_source_19},
+    {"gguf.h", moer_source_9},
+    {"values.h", moer_source_10},
+    {"tile.h", moer_source_11},
+    {"vector.h", moer_source_12},
+    {"epilogue.h", moer_source_13},
+    {"route.cu", moer_source_14},
+    {"topk.cu", moer_source_15},
+    {"maps.cu", moer_source_16},
+    {"matmul.cu", moer_source_17},
+    {"down.cu", moer_source_18},
+    {"combine.cu", moer_source_19},
+    {"expand.cu", moer_source_20},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "1369d6b5d92de10c81df459ba38446a2888398a89737b9f5e813f158763ee82c";
+static const char moer_sources_digest[] = "287f5ea12bca05b3dcb22c6d69b723d9200bd4dce5ec4113a081007945ee6f38";
 
 /* ---- src/base.c ---- */
 /*
@@ -7448,34 +7795,55 @@ static moe_route_status moer_wanted_make(moe_route_context *context, moer_wanted
   allowed is decided in layer.c; what the bytes mean is in kernels_src/ and cpu_formats.c.
 */
 
-static int moer_is_quantized(moe_route_format format) { return format > MOE_ROUTE_FORMAT_BF16; }
-
-static unsigned moer_format_bits(moe_route_format format) {
+static moer_block moer_format_block(moe_route_format format) {
+    moer_block block = {0, 0};
     switch (format) {
-    case MOE_ROUTE_FORMAT_F32: return 32;
-    case MOE_ROUTE_FORMAT_F16:
-    case MOE_ROUTE_FORMAT_BF16: return 16;
-    case MOE_ROUTE_FORMAT_INT8:
-    case MOE_ROUTE_FORMAT_FP8: return 8;
-    case MOE_ROUTE_FORMAT_INT4:
-    case MOE_ROUTE_FORMAT_MXFP4:
-    case MOE_ROUTE_FORMAT_NVFP4: return 4;
-    default: return 0;
+#define MOER_BLOCK(name, of_values, of_bytes) case MOE_ROUTE_FORMAT_##name: block.values = of_values; block.bytes = of_bytes; break;
+    MOER_BLOCK(F32, 1, 4)
+    MOER_BLOCK(F16, 1, 2)
+    MOER_BLOCK(BF16, 1, 2)
+    MOER_BLOCK(INT8, 1, 1)
+    MOER_BLOCK(INT4, 2, 1)
+    MOER_BLOCK(FP8, 1, 1)
+    MOER_BLOCK(MXFP4, 32, 16)
+    MOER_BLOCK(NVFP4, 16, 8)
+    MOER_BLOCK(GGUF_Q4_0, 32, 18)
+    MOER_BLOCK(GGUF_Q4_1, 32, 20)
+    MOER_BLOCK(GGUF_Q5_0, 32, 22)
+    MOER_BLOCK(GGUF_Q5_1, 32, 24)
+    MOER_BLOCK(GGUF_Q8_0, 32, 34)
+    MOER_BLOCK(GGUF_Q2_K, 256, 84)
+    MOER_BLOCK(GGUF_Q3_K, 256, 110)
+    MOER_BLOCK(GGUF_Q4_K, 256, 144)
+    MOER_BLOCK(GGUF_Q5_K, 256, 176)
+    MOER_BLOCK(GGUF_Q6_K, 256, 210)
+    MOER_BLOCK(GGUF_IQ4_NL, 32, 18)
+    MOER_BLOCK(GGUF_IQ4_XS, 256, 136)
+    MOER_BLOCK(GGUF_MXFP4, 32, 17)
+#undef MOER_BLOCK
+    default: break;
     }
+    return block;
 }
+
+static int moer_is_quantized(moe_route_format format) { return format > MOE_ROUTE_FORMAT_BF16; }
+static int moer_has_scales(moe_route_format format) { return format > MOE_ROUTE_FORMAT_BF16 && format < MOE_ROUTE_FORMAT_GGUF; }
 
 static size_t moer_scale_size(moer_scales kind) {
     return kind == MOER_SCALES_F32 ? 4 : kind == MOER_SCALES_E8M0 || kind == MOER_SCALES_E4M3 ? 1 : 2;
 }
 
-static size_t moer_row_bytes(const moer_matrix *matrix) { return (size_t)matrix->inner * moer_format_bits(matrix->format) / 8; }
+static size_t moer_row_bytes(const moer_matrix *matrix) {
+    const moer_block block = moer_format_block(matrix->format);
+    return (size_t)(matrix->inner / block.values) * block.bytes;
+}
 
 static size_t moer_scale_row_bytes(const moer_matrix *matrix) {
-    return moer_is_quantized(matrix->format) ? matrix->num_groups * moer_scale_size(matrix->scales_kind) : 0;
+    return moer_has_scales(matrix->format) ? matrix->num_groups * moer_scale_size(matrix->scales_kind) : 0;
 }
 
 static size_t moer_zero_point_row_bytes(const moer_matrix *matrix) {
-    return moer_format_bits(matrix->format) == 4 ? ((size_t)matrix->num_groups + 1) / 2 : matrix->num_groups;
+    return matrix->format == MOE_ROUTE_FORMAT_INT4 ? ((size_t)matrix->num_groups + 1) / 2 : matrix->num_groups;
 }
 
 static uint64_t moer_matrix_bytes(const moer_matrix *matrix) {
@@ -7485,9 +7853,10 @@ static uint64_t moer_matrix_bytes(const moer_matrix *matrix) {
     return bytes;
 }
 
-/* packed.h: 64 bytes of a row. */
+/* A step is 64 bytes of a row in packed.h, 128 inputs in gguf.h. */
 static uint32_t moer_tile_steps(const moer_matrix *matrix) {
-    const uint32_t step = 512 / moer_format_bits(matrix->format);
+    const moer_block block = moer_format_block(matrix->format);
+    const uint32_t step = matrix->format > MOE_ROUTE_FORMAT_GGUF ? 128 : 64 * block.values / block.bytes;
     return (matrix->inner + step - 1) / step;
 }
 
@@ -7981,11 +8350,25 @@ static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_
     }
 }
 
-/* ---- src/cpu_formats.c ---- */
+/* ---- src/cpu_gguf.c ---- */
 /*
-  cpu_formats.c: what a row of weights stands for, number by number: the plain statement of every format, which the kernels
-  are tested against. A value is a product of code and scales (and a difference, where a format has a minimum) that is
-  rounded to f32 once.
+  cpu_gguf.c: what the blocks of GGUF's formats stand for, value by value: the plain statement, which the kernels are tested
+  against. Products of a scale (f16), its factor and a code are exact in f32; where a minimum is added, that sum is rounded.
+
+  Blocks, with sizes in bytes; d and m are f16:
+      Q4_0    d, codes[16]                       (q - 8) * d
+      Q4_1    d, m, codes[16]                    q * d + m
+      Q5_0    d, bits[4], codes[16]              (q - 16) * d
+      Q5_1    d, m, bits[4], codes[16]           q * d + m
+      Q8_0    d, codes[32]                       q * d
+      IQ4_NL  d, codes[16]                       table[q] * d
+      MXFP4   e[1], codes[16]                    table[q] * 2^(e - 128)
+      Q2_K    scales[16], codes[64], d, m        q * d * scale - m * minimum
+      Q3_K    bits[32], codes[64], scales[12], d (q - 4) * d * (scale - 32)
+      Q4_K    d, m, scales[12], codes[128]       q * d * scale - m * minimum
+      Q5_K    d, m, scales[12], bits[32], codes[128]   likewise
+      Q6_K    codes[128], bits[64], scales[16], d      (q - 32) * d * scale
+      IQ4_XS  d, high[2], low[4], codes[128]     table[q] * d * (scale - 32)
 */
 
 /* ---- kernels_src/formats.h ---- */
@@ -8016,7 +8399,153 @@ MOER_FORMAT_FUNCTION float moer_e4m3(unsigned int code) {
     value = magnitude < 8u ? (float)magnitude * (1.0f / 512.0f) : moer_f32_from_bits((magnitude << 20) + (120u << 23));
     return sign != 0u ? -value : value;
 }
+
+/* ---- GGUF ---- */
+
+/* 2^(e - 128), the scale of codes that are twice an E2M1. */
+MOER_FORMAT_FUNCTION float moer_e8m0_half(unsigned int e) {
+    return moer_f32_from_bits(e < 2u ? 0x00200000u << e : (e - 1u) << 23);
+}
+
+/* Q4_K and Q5_K: 8 scales and 8 minima of 6 bits, packed into 12 bytes: words s0, s1, s2. The scales or minima of half a
+   block (half 0 or 1) as four bytes. */
+MOER_FORMAT_FUNCTION unsigned int moer_k_scales(unsigned int s0, unsigned int s2, unsigned int half) {
+    return half != 0u ? (s2 & 0x0f0f0f0fu) | ((s0 >> 2) & 0x30303030u) : s0 & 0x3f3f3f3fu;
+}
+MOER_FORMAT_FUNCTION unsigned int moer_k_mins(unsigned int s1, unsigned int s2, unsigned int half) {
+    return half != 0u ? ((s2 >> 4) & 0x0f0f0f0fu) | ((s1 >> 2) & 0x30303030u) : s1 & 0x3f3f3f3fu;
+}
+
+/* Q3_K: 16 scales of 6 bits in 12 bytes, 32 more than they mean. `low` is word 0 or 1 (`which`), `high` word 2: scales
+   8 * half + 4 * which and the three after it, as four bytes. */
+MOER_FORMAT_FUNCTION unsigned int moer_q3_k_scales(unsigned int low, unsigned int high, unsigned int half, unsigned int which) {
+    return ((low >> (4u * half)) & 0x0f0f0f0fu) | ((high >> (4u * half + 2u * which)) & 0x03030303u) << 4;
+}
+
+/* IQ4_XS: scale `index` of 8. */
+MOER_FORMAT_FUNCTION int moer_iq4_xs_scale(unsigned int low, unsigned int high, unsigned int index) {
+    return (int)(((low >> (4u * index)) & 15u) | ((high >> (2u * index)) & 3u) << 4) - 32;
+}
 #endif
+
+static const signed char moer_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const signed char moer_twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+static float moer_gguf_f16(const unsigned char *bytes) {
+    uint16_t half = (uint16_t)(bytes[0] | bytes[1] << 8);
+    return moer_load_value(&half, 0, MOE_ROUTE_F16);
+}
+
+static uint32_t moer_gguf_word(const unsigned char *bytes) {
+    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+}
+
+static unsigned moer_gguf_byte(uint32_t word, unsigned index) { return word >> (8 * index) & 255u; }
+
+/* 32 values: byte j holds the codes of values j and j + 16. */
+static void moer_gguf_small_block(moe_route_format format, const unsigned char *block, float *values) {
+    const int has_min = format == MOE_ROUTE_FORMAT_GGUF_Q4_1 || format == MOE_ROUTE_FORMAT_GGUF_Q5_1;
+    const int five_bits = format == MOE_ROUTE_FORMAT_GGUF_Q5_0 || format == MOE_ROUTE_FORMAT_GGUF_Q5_1;
+    const unsigned head = format == MOE_ROUTE_FORMAT_GGUF_MXFP4 ? 1u : has_min ? 4u : 2u;
+    const unsigned char *codes = block + head + (five_bits ? 4 : 0);
+    const float d = format == MOE_ROUTE_FORMAT_GGUF_MXFP4 ? moer_e8m0_half(block[0]) : moer_gguf_f16(block);
+    const float m = has_min ? moer_gguf_f16(block + 2) : 0.0f;
+    const uint32_t bits = five_bits ? moer_gguf_word(block + head) : 0;
+    unsigned i;
+    for (i = 0; i < 32; i++) {
+        const int q = (int)((unsigned)codes[i % 16] >> (i / 16 * 4) & 15u) | (int)(bits >> i & 1u) << 4;
+        switch (format) {
+        case MOE_ROUTE_FORMAT_GGUF_Q4_0: values[i] = (float)(q - 8) * d; break;
+        case MOE_ROUTE_FORMAT_GGUF_Q5_0: values[i] = (float)(q - 16) * d; break;
+        case MOE_ROUTE_FORMAT_GGUF_Q8_0: values[i] = (float)(codes[i] < 128 ? (int)codes[i] : (int)codes[i] - 256) * d; break;
+        case MOE_ROUTE_FORMAT_GGUF_IQ4_NL: values[i] = (float)moer_iq4_values[q] * d; break;
+        case MOE_ROUTE_FORMAT_GGUF_MXFP4: values[i] = (float)moer_twice_e2m1[q] * d; break;
+        default: values[i] = (float)q * d + m; break;
+        }
+    }
+}
+
+/* Q4_K, Q5_K: each 32 bytes hold 32 values in their low halves, and the next 32 in their high ones. */
+static void moer_gguf_q4_k_block(int five_bits, const unsigned char *block, float *values) {
+    const unsigned char *bits = block + 16, *codes = block + (five_bits ? 48 : 16);
+    const float d = moer_gguf_f16(block), m = moer_gguf_f16(block + 2);
+    const uint32_t s0 = moer_gguf_word(block + 4), s1 = moer_gguf_word(block + 8), s2 = moer_gguf_word(block + 12);
+    unsigned i;
+    for (i = 0; i < 256; i++) {
+        const unsigned group = i / 32, half = group / 4, in_group = i % 32;
+        const unsigned scale = moer_gguf_byte(moer_k_scales(s0, s2, half), group % 4), minimum = moer_gguf_byte(moer_k_mins(s1, s2, half), group % 4);
+        unsigned q = (unsigned)codes[group / 2 * 32 + in_group] >> (group % 2 * 4) & 15u;
+        if (five_bits) q |= ((unsigned)bits[in_group] >> group & 1u) << 4;
+        values[i] = (float)q * (d * (float)scale) - m * (float)minimum;
+    }
+}
+
+/* Q2_K: each 32 bytes hold four times 32 values, two bits each, with a scale for 16. */
+static void moer_gguf_q2_k_block(const unsigned char *block, float *values) {
+    const float d = moer_gguf_f16(block + 80), m = moer_gguf_f16(block + 82);
+    unsigned i;
+    for (i = 0; i < 256; i++) {
+        const unsigned q = (unsigned)block[16 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u, scale = block[i / 16];
+        values[i] = (float)q * (d * (float)(scale & 15u)) - m * (float)(scale >> 4);
+    }
+}
+
+/* Q3_K: likewise; bit i / 32 of bits[i % 32] is the code's third. */
+static void moer_gguf_q3_k_block(const unsigned char *block, float *values) {
+    const float d = moer_gguf_f16(block + 108);
+    unsigned i;
+    for (i = 0; i < 256; i++) {
+        const unsigned group = i / 16, half = group / 8, which = group / 4 % 2;
+        const unsigned scale = moer_gguf_byte(moer_q3_k_scales(moer_gguf_word(block + 96 + which * 4), moer_gguf_word(block + 104), half, which), group % 4);
+        const unsigned q = ((unsigned)block[32 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u) | ((unsigned)block[i % 32] >> (i / 32) & 1u) << 2;
+        values[i] = (float)((int)q - 4) * (d * (float)((int)scale - 32));
+    }
+}
+
+/* Q6_K: in each 128 values, the low halves of 64 bytes are the first 64, the high ones the others; a scale for 16. */
+static void moer_gguf_q6_k_block(const unsigned char *block, float *values) {
+    const float d = moer_gguf_f16(block + 208);
+    unsigned i;
+    for (i = 0; i < 256; i++) {
+        const unsigned part = i / 128, in_part = i % 128, scale = block[192 + i / 16];
+        const unsigned q = ((unsigned)block[part * 64 + in_part % 64] >> (in_part / 64 * 4) & 15u) | ((unsigned)block[128 + part * 32 + i % 32] >> (in_part / 32 * 2) & 3u) << 4;
+        values[i] = (float)((int)q - 32) * (d * (float)(scale < 128u ? (int)scale : (int)scale - 256));
+    }
+}
+
+/* IQ4_XS: 32 values as in the small blocks, eight times. */
+static void moer_gguf_iq4_xs_block(const unsigned char *block, float *values) {
+    const float d = moer_gguf_f16(block);
+    const uint32_t high = (uint32_t)(block[2] | block[3] << 8), low = moer_gguf_word(block + 4);
+    unsigned i;
+    for (i = 0; i < 256; i++) {
+        const unsigned q = (unsigned)block[8 + i / 32 * 16 + i % 16] >> (i / 16 % 2 * 4) & 15u;
+        values[i] = (float)moer_iq4_values[q] * (d * (float)moer_iq4_xs_scale(low, high, i / 32));
+    }
+}
+
+static void moer_cpu_gguf_row(moe_route_format format, const unsigned char *blocks, uint32_t inner, float *values) {
+    const moer_block block = moer_format_block(format);
+    uint32_t k;
+    for (k = 0; k < inner; k += block.values, blocks += block.bytes) {
+        switch (format) {
+        case MOE_ROUTE_FORMAT_GGUF_Q2_K: moer_gguf_q2_k_block(blocks, values + k); break;
+        case MOE_ROUTE_FORMAT_GGUF_Q3_K: moer_gguf_q3_k_block(blocks, values + k); break;
+        case MOE_ROUTE_FORMAT_GGUF_Q4_K: moer_gguf_q4_k_block(0, blocks, values + k); break;
+        case MOE_ROUTE_FORMAT_GGUF_Q5_K: moer_gguf_q4_k_block(1, blocks, values + k); break;
+        case MOE_ROUTE_FORMAT_GGUF_Q6_K: moer_gguf_q6_k_block(blocks, values + k); break;
+        case MOE_ROUTE_FORMAT_GGUF_IQ4_XS: moer_gguf_iq4_xs_block(blocks, values + k); break;
+        default: moer_gguf_small_block(format, blocks, values + k); break;
+        }
+    }
+}
+
+/* ---- src/cpu_formats.c ---- */
+/*
+  cpu_formats.c: what a row of weights stands for, number by number: the plain statement of the formats, which the kernels
+  are tested against; GGUF's are in cpu_gguf.c. A value is a product of code and scales (and a difference, where a format has a minimum) that is
+  rounded to f32 once.
+*/
 
 static float moer_cpu_scale(const moer_matrix *matrix, size_t index) {
     const void *scales = moer_host(matrix->scales);
@@ -8060,6 +8589,10 @@ static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t
     const uint32_t group_size = matrix->group_size != 0 ? matrix->group_size : matrix->inner;
     const float global = moer_cpu_global_scale(matrix, expert, row);
     uint32_t k;
+    if (matrix->format > MOE_ROUTE_FORMAT_GGUF) {
+        moer_cpu_gguf_row(matrix->format, data, matrix->inner, values);
+        return;
+    }
     for (k = 0; k < matrix->inner; k++) {
         const uint32_t group = k / group_size;
         switch (matrix->format) {
@@ -9083,7 +9616,7 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
     const moe_route_format format = from->format;
     const int integers = format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4, fp8 = format == MOE_ROUTE_FORMAT_FP8;
     const uint32_t size = from->group_size;
-    if (!moer_is_quantized(format)) {
+    if (!moer_has_scales(format)) {
         if (from->scales != 0 || size != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
     } else if (integers || fp8) {
         const moe_route_dtype dtype = moer_dtype_or(from->scales_dtype, fp8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16);
@@ -9102,11 +9635,7 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; this format's is %u, or 0 for that", name, (unsigned)size, (unsigned)matrix->group_size);
         if (from->scales_dtype != MOE_ROUTE_DTYPE_DEFAULT)
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; this format's scales are bytes, allowed is 0", name, (int)from->scales_dtype);
-        if (matrix->inner % matrix->group_size != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; this format needs a multiple of %u", name, (unsigned)matrix->inner, (unsigned)matrix->group_size);
     }
-    if (format == MOE_ROUTE_FORMAT_INT4 && matrix->inner % 2 != 0)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)matrix->inner);
     if (matrix->group_size != 0) matrix->num_groups = (matrix->inner - 1) / matrix->group_size + 1;
 
     if (from->group_rows > 1) matrix->group_rows = from->group_rows;
@@ -9119,7 +9648,7 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.zero_points is 0x%llx; its format has none, allowed is 0", name, from->zero_points);
     matrix->zero_points = from->zero_points;
 
-    if (moer_is_quantized(format)) {
+    if (moer_has_scales(format)) {
         const unsigned scale_size = (unsigned)moer_scale_size(matrix->scales_kind);
         matrix->scales = from->scales;
         if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
@@ -9147,11 +9676,12 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
 static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const moe_route_weights *from, const char *name, uint32_t rows, uint32_t inner, moer_matrix *matrix) {
     moe_route_context *context = layer->context;
     const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE; /* nothing to point at when only compiling */
-    const unsigned bits = moer_format_bits(from->format);
+    const moer_block block = moer_format_block(from->format);
+    const unsigned alignment = moer_is_quantized(from->format) ? 1 : block.bytes;
     moe_route_status status;
     memset(matrix, 0, sizeof *matrix);
     if (from->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
-    if (bits == 0)
+    if (block.values == 0)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is %d; allowed are the values of moe_route_format", name, (int)from->format);
     matrix->format = from->format;
     matrix->rows = rows;
@@ -9161,8 +9691,10 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
     matrix->data = from->data;
     matrix->bias = from->bias;
     if (addresses && from->data == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0; the weights' address is needed", name);
-    if (bits >= 8 && from->data % (bits / 8) != 0)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, bits / 8);
+    if (from->data % alignment != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, alignment);
+    if (inner % block.values != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; its format needs a multiple of %u", name, (unsigned)inner, (unsigned)block.values);
     status = moer_layer_check_scales(layer, from, name, matrix);
     if (status != MOE_ROUTE_OK) return status;
     if (from->bias != 0) {
@@ -9559,10 +10091,10 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
     layer->max_pairs_small = 32;
     while (layer->max_pairs_small < pairs && layer->max_pairs_small < MOER_SMALL_PAIRS) layer->max_pairs_small *= 2;
     if (layer->down.format != MOE_ROUTE_FORMAT_NONE) {
-        /* Enough parts that a block has work for its warps at one token; each at least four steps long, which a warp loads
+        /* Enough parts that a block has work for its warps at one token; each at least two steps long, which a warp loads
            together; and the partial sums of all pairs fit into shared memory. */
         layer->down_parts = 4;
-        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 4 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
+        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
     }
     return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_make_variants(layer);
 }

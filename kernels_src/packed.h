@@ -49,9 +49,9 @@ DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 ro
     const u64 index = (u64)expert * ROWS + row;
     weight_row r;
     r.data = (const u8 *)w.data + index * ROW_BYTES;
-    r.scales = (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES;
-    r.zero_points = (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES;
-    r.global_scale = w.global_scales + (GLOBAL < 2 ? 0 : GLOBAL == 2 ? expert : expert * 2 + (GLOBAL == 3 ? row >= ROWS / 2 : row % 2));
+    r.scales = QUANTIZED ? (const u8 *)w.scales + ((u64)expert * SCALE_ROWS + row / GROUP_ROWS) * NUM_GROUPS * SCALE_BYTES : 0;
+    r.zero_points = ZERO_POINTS ? (const u8 *)w.zero_points + index * ZERO_POINT_ROW_BYTES : 0;
+    r.global_scale = GLOBAL < 2 ? w.global_scales : w.global_scales + (GLOBAL == 2 ? expert : expert * 2 + (GLOBAL == 3 ? row >= ROWS / 2 : row % 2));
     return r;
 }
 

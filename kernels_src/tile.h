@@ -34,6 +34,20 @@
 #define FORMAT_FP8 6
 #define FORMAT_MXFP4 7
 #define FORMAT_NVFP4 8
+#define FORMAT_GGUF 100
+#define FORMAT_Q4_0 102
+#define FORMAT_Q4_1 103
+#define FORMAT_Q5_0 106
+#define FORMAT_Q5_1 107
+#define FORMAT_Q8_0 108
+#define FORMAT_Q2_K 110
+#define FORMAT_Q3_K 111
+#define FORMAT_Q4_K 112
+#define FORMAT_Q5_K 113
+#define FORMAT_Q6_K 114
+#define FORMAT_IQ4_NL 120
+#define FORMAT_IQ4_XS 123
+#define FORMAT_GGUF_MXFP4 139
 
 /* Which two of a sub's values make a pair. */
 #define PAIRS_LINEAR 0 /* (0, 1), (2, 3), ... */
@@ -95,7 +109,11 @@ DEVICE void exchange_words(u32 &first, u32 &second) {
     else second = received;
 }
 
+#if FORMAT > FORMAT_GGUF
+#include "gguf.h"
+#else
 #include "packed.h"
+#endif
 
 #define NUM_PAIRS (LANE_SUB / 2) /* in a sub */
 

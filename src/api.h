@@ -265,7 +265,8 @@ typedef struct moe_route_router {
 
 /* How weights are stored. q is a weight's code; a scale belongs to a group of group_size consecutive inputs of a row, or to a
    whole row, and the last group of a row may be shorter. In the 4-bit formats the even input of two has the low half of a
-   byte. Nothing is repacked: the kernels read these bytes. */
+   byte. Nothing is repacked: the kernels read these bytes. GGUF blocks are those of ggml's files, whole blocks a row, at any
+   address; their formats are MOE_ROUTE_FORMAT_GGUF plus the type number that the file gives for the tensor. */
 typedef enum moe_route_format {
     MOE_ROUTE_FORMAT_NONE = 0,
     MOE_ROUTE_FORMAT_F32 = 1,
@@ -275,8 +276,22 @@ typedef enum moe_route_format {
     MOE_ROUTE_FORMAT_INT4 = 5,  /* two a byte; value = (q - zero point) * scale. K must be even */
     MOE_ROUTE_FORMAT_FP8 = 6,   /* E4M3 (the variant without infinities), a byte each; value = q * scale */
     MOE_ROUTE_FORMAT_MXFP4 = 7, /* E2M1, two a byte; a scale byte 2^(e - 127) for 32 inputs. K must be a multiple of 32 */
-    MOE_ROUTE_FORMAT_NVFP4 = 8  /* E2M1, two a byte; an E4M3 scale for 16 inputs; value = q * scale * global scale. K must be
+    MOE_ROUTE_FORMAT_NVFP4 = 8, /* E2M1, two a byte; an E4M3 scale for 16 inputs; value = q * scale * global scale. K must be
                                    a multiple of 16 */
+    MOE_ROUTE_FORMAT_GGUF = 100,
+    MOE_ROUTE_FORMAT_GGUF_Q4_0 = 102, /* K must be a multiple of 32 */
+    MOE_ROUTE_FORMAT_GGUF_Q4_1 = 103,
+    MOE_ROUTE_FORMAT_GGUF_Q5_0 = 106,
+    MOE_ROUTE_FORMAT_GGUF_Q5_1 = 107,
+    MOE_ROUTE_FORMAT_GGUF_Q8_0 = 108,
+    MOE_ROUTE_FORMAT_GGUF_Q2_K = 110, /* K must be a multiple of 256, as for the others named _K and for IQ4_XS */
+    MOE_ROUTE_FORMAT_GGUF_Q3_K = 111,
+    MOE_ROUTE_FORMAT_GGUF_Q4_K = 112,
+    MOE_ROUTE_FORMAT_GGUF_Q5_K = 113,
+    MOE_ROUTE_FORMAT_GGUF_Q6_K = 114,
+    MOE_ROUTE_FORMAT_GGUF_IQ4_NL = 120, /* 32 */
+    MOE_ROUTE_FORMAT_GGUF_IQ4_XS = 123,
+    MOE_ROUTE_FORMAT_GGUF_MXFP4 = 139   /* 32 */
 } moe_route_format;
 
 /* How INT8 and INT4 codes, and their zero points, stand for integers. */
@@ -307,11 +322,15 @@ typedef enum moe_route_global_scales {
      isn't supported.
    - GPT-OSS: format MXFP4; blocks [E, N, K / 32, 16] are data, scales [E, N, K / 32] are scales, as they are. Byte 0x52 holds
      code 2, which is 1, and code 5, which is 3.
-   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)]. */
+   - GGUF: ffn_gate_up_exps or ffn_down_exps as they lie in the file; its dimensions are listed innermost first, [K, N, E]. Gate
+     and up that are two tensors have to be put together, an expert's gate rows before its up rows.
+   - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)].
+     Blocks are counted over all N rows: gate and up of a checkpoint make one matrix only where I is a multiple of 128. */
 typedef struct moe_route_weights {
     moe_route_format format;
     moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
-    moe_route_address scales;     /* INT8, INT4: [E, N, G]. FP8: [E, ceil(N / group_rows), G]. MXFP4, NVFP4: bytes [E, N, G] */
+    moe_route_address scales;     /* INT8, INT4: [E, N, G]. FP8: [E, ceil(N / group_rows), G]. MXFP4, NVFP4: bytes [E, N, G].
+                                     The others have none */
     moe_route_dtype scales_dtype; /* INT8, INT4, FP8; default F16, with FP8 F32 */
     uint32_t group_size;          /* INT8, INT4: 16, 32, 64 or 128, or 0 for one scale a row. FP8: 128 or 0. MXFP4: 32.
                                      NVFP4: 16. The last two may be left 0 */

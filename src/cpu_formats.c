@@ -1,11 +1,9 @@
 /*
-  cpu_formats.c: what a row of weights stands for, number by number: the plain statement of every format, which the kernels
-  are tested against. A value is a product of code and scales (and a difference, where a format has a minimum) that is
+  cpu_formats.c: what a row of weights stands for, number by number: the plain statement of the formats, which the kernels
+  are tested against; GGUF's are in cpu_gguf.c. A value is a product of code and scales (and a difference, where a format has a minimum) that is
   rounded to f32 once.
 */
 #include "internal.h"
-#include "../kernels_src/scores.h"
-#include "../kernels_src/formats.h"
 
 static float moer_cpu_scale(const moer_matrix *matrix, size_t index) {
     const void *scales = moer_host(matrix->scales);
@@ -49,6 +47,10 @@ static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t
     const uint32_t group_size = matrix->group_size != 0 ? matrix->group_size : matrix->inner;
     const float global = moer_cpu_global_scale(matrix, expert, row);
     uint32_t k;
+    if (matrix->format > MOE_ROUTE_FORMAT_GGUF) {
+        moer_cpu_gguf_row(matrix->format, data, matrix->inner, values);
+        return;
+    }
     for (k = 0; k < matrix->inner; k++) {
         const uint32_t group = k / group_size;
         switch (matrix->format) {

@@ -312,8 +312,12 @@ typedef struct moer_matrix { /* E_local matrices [rows, inner] */
 } moer_matrix;
 
 /* ---- formats.c: the sizes of a matrix in its format ---- */
+typedef struct moer_block { /* the smallest whole unit of a row */
+    uint32_t values, bytes; /* 0: no such format */
+} moer_block;
+static moer_block moer_format_block(moe_route_format format);
 static int moer_is_quantized(moe_route_format format);
-static unsigned moer_format_bits(moe_route_format format); /* of one weight; 0: no such format */
+static int moer_has_scales(moe_route_format format); /* in an array of their own */
 static size_t moer_scale_size(moer_scales kind);
 static size_t moer_row_bytes(const moer_matrix *matrix);            /* of data */
 static size_t moer_scale_row_bytes(const moer_matrix *matrix);      /* of scales, for one row or group_rows rows; 0: none */
@@ -393,7 +397,8 @@ static float moer_load_value(const void *array, size_t index, moe_route_dtype dt
 static void moer_store_value(void *array, size_t index, moe_route_dtype dtype, float value);
 /* Ids and weights of all tokens, and of the shared experts; the latter two may be 0. */
 static void moer_cpu_topk(const moer_router *router, const moer_routing *routing, uint32_t num_tokens, uint32_t num_valid);
-/* One row of a matrix as numbers. */
+/* One row as numbers: of GGUF blocks, and of any matrix. */
+static void moer_cpu_gguf_row(moe_route_format format, const unsigned char *blocks, uint32_t inner, float *values);
 static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t row, float *values);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);

@@ -14,7 +14,7 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
     const moe_route_format format = from->format;
     const int integers = format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4, fp8 = format == MOE_ROUTE_FORMAT_FP8;
     const uint32_t size = from->group_size;
-    if (!moer_is_quantized(format)) {
+    if (!moer_has_scales(format)) {
         if (from->scales != 0 || size != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
     } else if (integers || fp8) {
         const moe_route_dtype dtype = moer_dtype_or(from->scales_dtype, fp8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16);
@@ -33,11 +33,7 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.group_size is %u; this format's is %u, or 0 for that", name, (unsigned)size, (unsigned)matrix->group_size);
         if (from->scales_dtype != MOE_ROUTE_DTYPE_DEFAULT)
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales_dtype is %d; this format's scales are bytes, allowed is 0", name, (int)from->scales_dtype);
-        if (matrix->inner % matrix->group_size != 0)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; this format needs a multiple of %u", name, (unsigned)matrix->inner, (unsigned)matrix->group_size);
     }
-    if (format == MOE_ROUTE_FORMAT_INT4 && matrix->inner % 2 != 0)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; INT4 needs an even number", name, (unsigned)matrix->inner);
     if (matrix->group_size != 0) matrix->num_groups = (matrix->inner - 1) / matrix->group_size + 1;
 
     if (from->group_rows > 1) matrix->group_rows = from->group_rows;
@@ -50,7 +46,7 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.zero_points is 0x%llx; its format has none, allowed is 0", name, from->zero_points);
     matrix->zero_points = from->zero_points;
 
-    if (moer_is_quantized(format)) {
+    if (moer_has_scales(format)) {
         const unsigned scale_size = (unsigned)moer_scale_size(matrix->scales_kind);
         matrix->scales = from->scales;
         if (addresses && from->scales == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.scales is 0; this format needs scales", name);
@@ -78,11 +74,12 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
 static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const moe_route_weights *from, const char *name, uint32_t rows, uint32_t inner, moer_matrix *matrix) {
     moe_route_context *context = layer->context;
     const int addresses = context->device != MOE_ROUTE_DEVICE_COMPILE; /* nothing to point at when only compiling */
-    const unsigned bits = moer_format_bits(from->format);
+    const moer_block block = moer_format_block(from->format);
+    const unsigned alignment = moer_is_quantized(from->format) ? 1 : block.bytes;
     moe_route_status status;
     memset(matrix, 0, sizeof *matrix);
     if (from->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
-    if (bits == 0)
+    if (block.values == 0)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is %d; allowed are the values of moe_route_format", name, (int)from->format);
     matrix->format = from->format;
     matrix->rows = rows;
@@ -92,8 +89,10 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
     matrix->data = from->data;
     matrix->bias = from->bias;
     if (addresses && from->data == 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0; the weights' address is needed", name);
-    if (bits >= 8 && from->data % (bits / 8) != 0)
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, bits / 8);
+    if (from->data % alignment != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.data is 0x%llx; allowed is a multiple of %u", name, from->data, alignment);
+    if (inner % block.values != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has rows of %u inputs; its format needs a multiple of %u", name, (unsigned)inner, (unsigned)block.values);
     status = moer_layer_check_scales(layer, from, name, matrix);
     if (status != MOE_ROUTE_OK) return status;
     if (from->bias != 0) {
@@ -490,10 +489,10 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
     layer->max_pairs_small = 32;
     while (layer->max_pairs_small < pairs && layer->max_pairs_small < MOER_SMALL_PAIRS) layer->max_pairs_small *= 2;
     if (layer->down.format != MOE_ROUTE_FORMAT_NONE) {
-        /* Enough parts that a block has work for its warps at one token; each at least four steps long, which a warp loads
+        /* Enough parts that a block has work for its warps at one token; each at least two steps long, which a warp loads
            together; and the partial sums of all pairs fit into shared memory. */
         layer->down_parts = 4;
-        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 4 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
+        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
     }
     return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_make_variants(layer);
 }

@@ -13,6 +13,7 @@
 #include "support/routing.h"
 #include "support/model.h"
 #include "support/cases.h"
+#include "../examples/safetensors.h"
 
 static test_device device;
 static int small_size;
@@ -30,7 +31,19 @@ typedef struct format_matrix { /* the down matrix of a layer that has no other *
     uint32_t num_experts, top_k;
 } format_matrix;
 
-static void format_matrix_create(test_random *random, const format_case *c, moe_route_dtype dtype, uint32_t max_tokens, format_matrix *f) {
+/* The array again, `offset` bytes behind an aligned address. */
+static moe_route_address move_array(device_buffer *buffer, const void *from, size_t size, size_t offset) {
+    char *moved = (char *)model_alloc(size + offset);
+    memcpy(moved + offset, from, size);
+    device_destroy(&device, buffer);
+    *buffer = device_create_aligned(&device, size + offset, 16);
+    device_upload(&device, buffer, moved, size + offset);
+    free(moved);
+    return buffer->address + offset;
+}
+
+/* `golden`: [3, rows, inner] weights to use, or NULL for random ones. `misaligned`: arrays start at odd elements. */
+static void format_matrix_create(test_random *random, const format_case *c, const stored_weights *golden, int misaligned, moe_route_dtype dtype, uint32_t max_tokens, format_matrix *f) {
     model_spec spec;
     moe_route_layer_desc desc;
     memset(f, 0, sizeof *f);
@@ -52,6 +65,17 @@ static void format_matrix_create(test_random *random, const format_case *c, moe_
     model_describe(&spec, &desc);
     memset(&desc.experts.gate_up, 0, sizeof desc.experts.gate_up);
     model_matrix_create(&device, random, &spec, spec.num_experts, c->rows, c->inner, &f->matrix, &desc.experts.down);
+    if (golden) {
+        memcpy(f->matrix.stored.values, golden->values, (size_t)spec.num_experts * c->rows * c->inner * 4);
+        device_upload(&device, &f->matrix.data_buffer, golden->data, golden->data_size);
+    }
+    if (misaligned) {
+        const stored_weights *stored = &f->matrix.stored;
+        const moe_route_dtype scales = c->scales_dtype ? c->scales_dtype : c->format == MOE_ROUTE_FORMAT_FP8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16;
+        desc.experts.down.data = move_array(&f->matrix.data_buffer, stored->data, stored->data_size, 1);
+        if (stored->scales) desc.experts.down.scales = move_array(&f->matrix.scales_buffer, stored->scales, stored->scales_size, c->format == MOE_ROUTE_FORMAT_MXFP4 || c->format == MOE_ROUTE_FORMAT_NVFP4 ? 1 : model_dtype_size(scales));
+        if (stored->zero_points) desc.experts.down.zero_points = move_array(&f->matrix.zero_points_buffer, stored->zero_points, stored->zero_points_size, 1);
+    }
     CHECK(moe_route_layer_create(device.context, &desc, &f->layer) == MOE_ROUTE_OK, "%s", device_message(&device));
 }
 
@@ -138,13 +162,13 @@ static void check_sums(const format_matrix *f, test_random *random, uint32_t num
     free(ids);
 }
 
-static void check_format(const format_case *c, moe_route_dtype dtype, uint32_t max_tokens, uint64_t which) {
+static void check_format(const format_case *c, int misaligned, moe_route_dtype dtype, uint32_t max_tokens, uint64_t which) {
     format_matrix f;
     test_random random;
     char what[192];
     random_seed(&random, seed + which);
     describe(what, sizeof what, c, dtype);
-    format_matrix_create(&random, c, dtype, max_tokens, &f);
+    format_matrix_create(&random, c, NULL, misaligned, dtype, max_tokens, &f);
     if (f.layer) {
         const uint32_t few = max_tokens < 16 ? max_tokens : 16;
         /* The last inputs, and as many as fit at a distance that meets every place of a group. */
@@ -164,9 +188,61 @@ TEST(weights_are_read_exactly) {
         if (small_size && !c->in_small) continue;
         for (d = 0; d < 3; d++) {
             if (small_size && d != i % 3 && d != (i + 1) % 3) continue;
-            check_format(c, dtypes[d], small_size ? 40 : 300, 1000 + i * 3 + d);
+            check_format(c, 0, dtypes[d], small_size ? 40 : 300, 1000 + i * 3 + d);
         }
     }
+}
+
+TEST(weights_may_lie_at_any_address) {
+    static const moe_route_dtype dtypes[] = {MOE_ROUTE_F16, MOE_ROUTE_F32, MOE_ROUTE_BF16};
+    uint32_t i;
+    for (i = 0; i < NUM_CASES(format_cases); i++) {
+        if (small_size && (!format_cases[i].in_small || i % 3 != 0)) continue;
+        check_format(&format_cases[i], 1, dtypes[i % 3], 24, 2000 + i);
+    }
+}
+
+/* Blocks and their values by ggml's own rules: every weight of them. */
+TEST(gguf_agrees_with_ggml) {
+    static const struct { moe_route_format format; const char *name; } formats[] = {
+        {MOE_ROUTE_FORMAT_GGUF_Q4_0, "Q4_0"}, {MOE_ROUTE_FORMAT_GGUF_Q4_1, "Q4_1"}, {MOE_ROUTE_FORMAT_GGUF_Q5_0, "Q5_0"}, {MOE_ROUTE_FORMAT_GGUF_Q5_1, "Q5_1"}, {MOE_ROUTE_FORMAT_GGUF_Q8_0, "Q8_0"},
+        {MOE_ROUTE_FORMAT_GGUF_Q2_K, "Q2_K"}, {MOE_ROUTE_FORMAT_GGUF_Q3_K, "Q3_K"}, {MOE_ROUTE_FORMAT_GGUF_Q4_K, "Q4_K"}, {MOE_ROUTE_FORMAT_GGUF_Q5_K, "Q5_K"}, {MOE_ROUTE_FORMAT_GGUF_Q6_K, "Q6_K"},
+        {MOE_ROUTE_FORMAT_GGUF_IQ4_NL, "IQ4_NL"}, {MOE_ROUTE_FORMAT_GGUF_IQ4_XS, "IQ4_XS"}, {MOE_ROUTE_FORMAT_GGUF_MXFP4, "MXFP4"},
+    };
+    static const moe_route_dtype dtypes[] = {MOE_ROUTE_F32, MOE_ROUTE_BF16, MOE_ROUTE_F16};
+    safetensors_file file;
+    uint32_t i, d;
+    REQUIRE(safetensors_open(&file, "tests/data/gguf.safetensors"), "%s", file.error);
+    for (i = 0; i < NUM_CASES(formats); i++) {
+        char name[32];
+        const safetensors_tensor *blocks, *values;
+        stored_weights golden;
+        format_case c;
+        snprintf(name, sizeof name, "%s.blocks", formats[i].name);
+        blocks = safetensors_find(&file, name);
+        snprintf(name, sizeof name, "%s.values", formats[i].name);
+        values = safetensors_find(&file, name);
+        REQUIRE(blocks && values && values->rank == 2 && values->shape[0] == 3, "no %s", name);
+        memset(&golden, 0, sizeof golden);
+        memset(&c, 0, sizeof c);
+        c.format = formats[i].format;
+        c.rows = 1;
+        c.inner = (uint32_t)values->shape[1];
+        golden.data = (void *)(uintptr_t)blocks->data;
+        golden.data_size = blocks->end - blocks->begin;
+        golden.values = (float *)(uintptr_t)values->data;
+        for (d = 0; d < 3; d++) {
+            format_matrix f;
+            test_random random;
+            if (small_size && d != i % 3) continue;
+            random_seed(&random, i);
+            format_matrix_create(&random, &c, &golden, 0, dtypes[d], c.inner, &f);
+            CHECK(f.matrix.stored.data_size == golden.data_size, "%s: %lu bytes instead of %lu", formats[i].name, (unsigned long)f.matrix.stored.data_size, (unsigned long)golden.data_size);
+            if (f.layer) check_columns(&f, 0, 1, c.inner, formats[i].name);
+            format_matrix_destroy(&f);
+        }
+    }
+    safetensors_close(&file);
 }
 
 /* A code without a value spoils its own row and no other. */
@@ -182,7 +258,7 @@ TEST(fp8_nan_stays_in_its_row) {
         void *stored, *stored_out = model_alloc(sizeof out);
         int32_t ids[PAIRS];
         random_seed(&random, seed + 77 + d);
-        format_matrix_create(&random, &c, dtypes[d], TOKENS, &f);
+        format_matrix_create(&random, &c, NULL, 0, dtypes[d], TOKENS, &f);
         for (n = 0; n < 19; n++) { /* rows 1, 4, 7, ... of every expert: a NaN of either sign, at any input */
             uint32_t e;
             for (e = 0; n % 3 == 1 && e < 3; e++) ((unsigned char *)f.matrix.stored.data)[(e * 19 + n) * 160 + random_below(&random, 160)] = n % 2 ? 0x7f : 0xff;
@@ -210,6 +286,8 @@ int main(int argc, char **argv) {
     seed = number ? strtoull(number, NULL, 10) : 1;
     if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
     RUN(weights_are_read_exactly);
+    RUN(weights_may_lie_at_any_address);
+    RUN(gguf_agrees_with_ggml);
     RUN(fp8_nan_stays_in_its_row);
     device_close(&device);
     return test_end();

@@ -1,7 +1,7 @@
 /*
   weights.h: random expert weights in any format, as they are stored and as the numbers that they stand for, read one by one
-  from the stored bytes by rules that are written down here again, independent of the library's. Include test.h and device.h
-  first.
+  from the stored bytes by rules that are written down here again, independent of the library's; but for GGUF. Include test.h
+  and device.h first.
 */
 #ifndef TEST_WEIGHTS_H
 #define TEST_WEIGHTS_H
@@ -117,6 +117,37 @@ TEST_FUNCTION float stored_value(const moe_route_weights *description, const sto
     return (float)value;
 }
 
+/* GGUF blocks: anything in the codes, and f16 scales that make weights of about the wanted size. What they stand for is
+   asked of the library's CPU backend, which test_formats.c holds against values from elsewhere. */
+TEST_FUNCTION void stored_gguf_create(test_random *random, moe_route_format format, size_t num_rows, uint32_t inner, stored_weights *stored) {
+    static const struct { int format, halves[2]; float codes[2]; } scales[] = { /* where d and m lie, and how much they are multiplied by */
+        {MOE_ROUTE_FORMAT_GGUF_Q4_0, {0, -1}, {4.6f, 0}},   {MOE_ROUTE_FORMAT_GGUF_Q4_1, {0, 2}, {9, 2}},        {MOE_ROUTE_FORMAT_GGUF_Q5_0, {0, -1}, {9.2f, 0}},
+        {MOE_ROUTE_FORMAT_GGUF_Q5_1, {0, 2}, {18, 2}},      {MOE_ROUTE_FORMAT_GGUF_Q8_0, {0, -1}, {74, 0}},      {MOE_ROUTE_FORMAT_GGUF_Q2_K, {80, 82}, {17, 9}},
+        {MOE_ROUTE_FORMAT_GGUF_Q3_K, {108, -1}, {43, 0}},   {MOE_ROUTE_FORMAT_GGUF_Q4_K, {0, 2}, {320, 37}},     {MOE_ROUTE_FORMAT_GGUF_Q5_K, {0, 2}, {660, 37}},
+        {MOE_ROUTE_FORMAT_GGUF_Q6_K, {208, -1}, {1350, 0}}, {MOE_ROUTE_FORMAT_GGUF_IQ4_NL, {0, -1}, {69, 0}},    {MOE_ROUTE_FORMAT_GGUF_IQ4_XS, {0, -1}, {1270, 0}},
+        {MOE_ROUTE_FORMAT_GGUF_MXFP4, {-1, -1}, {5.8f, 0}},
+    };
+    const moer_block block = moer_format_block(format);
+    const size_t num_blocks = num_rows * inner / block.values;
+    const float deviation = 1.0f / sqrtf((float)inner);
+    size_t i, b;
+    int which;
+    stored->data_size = num_blocks * block.bytes;
+    stored->data = model_alloc(stored->data_size);
+    fill_random_bytes(random, stored->data, stored->data_size);
+    for (i = 0; scales[i].format != (int)format; i++) continue;
+    for (b = 0; b < num_blocks; b++) {
+        unsigned char *bytes = (unsigned char *)stored->data + b * block.bytes;
+        for (which = 0; which < 2; which++)
+            if (scales[i].halves[which] >= 0) {
+                const uint16_t half = f16_from_float(deviation / scales[i].codes[which] * (random_uniform(random) + 0.5f) * (random_below(random, 8) ? 1.0f : -1.0f));
+                memcpy(bytes + scales[i].halves[which], &half, 2);
+            }
+        if (format == MOE_ROUTE_FORMAT_GGUF_MXFP4) bytes[0] = (unsigned char)(128 + (int)floorf(log2f(deviation / scales[i].codes[0])) + (int)random_below(random, 3) - 1);
+    }
+    for (i = 0; i < num_rows; i++) moer_cpu_gguf_row(format, (const unsigned char *)stored->data + i * (inner / block.values) * block.bytes, inner, stored->values + i * inner);
+}
+
 /* Weights of deviation 1 / sqrt(inner), as `description` says without its addresses; finite. */
 TEST_FUNCTION void stored_weights_create(test_random *random, const moe_route_weights *description, int zero_points, int global_scales, int interleaved, uint32_t num_experts, uint32_t rows, uint32_t inner,
                                          stored_weights *stored) {
@@ -132,6 +163,10 @@ TEST_FUNCTION void stored_weights_create(test_random *random, const moe_route_we
         const moe_route_dtype dtype = format == MOE_ROUTE_FORMAT_F32 ? MOE_ROUTE_F32 : format == MOE_ROUTE_FORMAT_F16 ? MOE_ROUTE_F16 : MOE_ROUTE_BF16;
         stored->data_size = count * model_dtype_size(dtype);
         stored->data = model_random_array(random, count, dtype, deviation, stored->values);
+        return;
+    }
+    if (format > MOE_ROUTE_FORMAT_GGUF) {
+        stored_gguf_create(random, format, num_rows, inner, stored);
         return;
     }
     shape.num_experts = num_experts;
