@@ -217,7 +217,9 @@ typedef enum moe_route_group_rule { /* experts in num_groups groups of neighbour
 
 typedef enum moe_route_dropped { /* the order of experts in dropped groups: it matters where biased scores are negative */
     MOE_ROUTE_DROPPED_MINUS_INFINITY = 0,
-    MOE_ROUTE_DROPPED_ZERO = 1
+    MOE_ROUTE_DROPPED_ZERO = 1,
+    MOE_ROUTE_DROPPED_ZERO_SCORE = 2 /* their scores are 0, too, as weights (DeepSeek-V2). Without a selection bias, and with
+                                        scores that aren't negative */
 } moe_route_dropped;
 
 typedef enum moe_route_ids_source {
@@ -231,7 +233,9 @@ typedef enum moe_route_ids_source {
 typedef enum moe_route_weight {
     MOE_ROUTE_WEIGHT_SCORE = 0,            /* the expert's score; a selection bias never enters it */
     MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax of l over the selected experts */
-    MOE_ROUTE_WEIGHT_SIGMOID_SELECTED = 2  /* sigmoid of l */
+    MOE_ROUTE_WEIGHT_SIGMOID_SELECTED = 2, /* sigmoid of l */
+    MOE_ROUTE_WEIGHT_SIGMOID_SHARE = 3     /* sigmoid of l over the sum of those of the selected and shared experts, by
+                                              logarithms: also where the sigmoids are 0 in f32 (Inkling) */
 } moe_route_weight;
 
 typedef enum moe_route_renormalize {
@@ -1968,6 +1972,7 @@ static const char *const moer_source_4[] = { /* scores.h */
     "#define MOER_LARGEST_F32 3.40282347e38f\n"
     "#define MOER_LARGEST_F16 65504.0f\n"
     "#define MOER_LARGEST_BF16 3.38953139e38f\n"
+    "#define MOER_ZERO_KEY 0x80000000u /* moer_order_key(0) */\n"
     "#define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */\n"
     "\n"
     "/* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */\n"
@@ -2022,8 +2027,11 @@ static const char *const moer_source_4[] = { /* scores.h */
     "/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */\n"
     "MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f \? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }\n"
     "\n"
+    "/* log(sigmoid(x)), with the error of moer_softplus. */\n",
+    "MOER_SCORE float moer_log_sigmoid(float x) { return -moer_softplus(-x); }\n"
+    "\n"
     "/* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */\n"
-    "MOER_SCORE float moer_tanh(float x) {\n",
+    "MOER_SCORE float moer_tanh(float x) {\n"
     "    const float magnitude = x < 0.0f \? -x : x;\n"
     "    float q;\n"
     "    if (magnitude < 0.625f) {\n"
@@ -2316,7 +2324,7 @@ static const char *const moer_source_6[] = { /* select.h */
     "#pragma unroll\n"
     "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
     "            if (s == g / 32) word = kept[s];\n"
-    "        if (e < E && !(word >> (g & 31) & 1u)) key[i] = DROPPED \? moer_order_key(0.0f) : MOER_LOWEST_KEY;\n"
+    "        if (e < E && !(word >> (g & 31) & 1u)) key[i] = DROPPED \? MOER_ZERO_KEY : MOER_LOWEST_KEY;\n"
     "    }\n"
     "}\n"
     "#endif\n"
@@ -2430,12 +2438,15 @@ static const char *const moer_source_6[] = { /* select.h */
     "#pragma unroll\n"
     "    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
     "        const u32 slot = s * 32 + lane;\n"
-    "        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 \? taken_key[s] > MOER_LOWEST_KEY : result.id[s] < E));\n"
+    "        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 \? taken_key[s] > (DROPPED == 2 \? MOER_ZERO_KEY : MOER_LOWEST_KEY) : result.id[s] < E));\n"
     "        if (IDS == 0 && !ORDER_BY_SCORE && slot < K) x[s] = counts[s] \? moer_key_value(taken_key[s]) : 0.0f;\n"
     "        else x[s] = counts[s] \? moer_key_value(logit_key(a, row, slot < K \? result.id[s] : E + slot - K)) : 0.0f;\n"
     "    }\n"
-    "    if (WEIGHT == 1) {\n"
+    "    if (WEIGHT == 1 || WEIGHT == 3) {\n"
     "        u32 largest = 0;\n"
+    "        if (WEIGHT == 3)\n"
+    "#pragma unroll\n"
+    "            for (u32 s = 0; s < SLOTS_PER_LANE; s++) x[s] = moer_log_sigmoid(x[s]);\n"
     "#pragma unroll\n"
     "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
     "            const u32 k = counts[s] \? moer_order_key(x[s]) : 0;\n"
@@ -2463,11 +2474,11 @@ static const char *const moer_source_6[] = { /* select.h */
     "#pragma unroll\n"
     "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
     "            const float w = result.weight[s];\n"
-    "            if (RENORMALIZE == 3) sum = f32_fma(w, w, sum);\n"
+    "            if (RENORMALIZE == 3) sum = f32_fma(w, w, sum);\n",
     "            else sum = s == 0 \? w : f32_add(sum, w);\n"
     "        }\n"
     "        sum = warp_sum(sum);\n"
-    "        if (RENORMALIZE == 3) sum = f32_sqrt(sum);\n",
+    "        if (RENORMALIZE == 3) sum = f32_sqrt(sum);\n"
     "        if (RENORMALIZE == 2) sum = sum > a.renormalize_epsilon \? sum : a.renormalize_epsilon;\n"
     "        else sum = f32_add(sum, a.renormalize_epsilon);\n"
     "#pragma unroll\n"
@@ -4399,7 +4410,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_19},
     {"expand.cu", moer_source_20},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "287f5ea12bca05b3dcb22c6d69b723d9200bd4dce5ec4113a081007945ee6f38";
+static const char moer_sources_digest[] = "0659b4154aadc6ec3663d78a23059e194c397e84a9e319d863ee898b2a661f15";
 
 /* ---- src/base.c ---- */
 /*
@@ -7896,6 +7907,7 @@ static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof
 #define MOER_LARGEST_F32 3.40282347e38f
 #define MOER_LARGEST_F16 65504.0f
 #define MOER_LARGEST_BF16 3.38953139e38f
+#define MOER_ZERO_KEY 0x80000000u /* moer_order_key(0) */
 #define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */
 
 /* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */
@@ -7949,6 +7961,9 @@ MOER_SCORE float moer_softplus(float x) {
 
 /* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */
 MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f ? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }
+
+/* log(sigmoid(x)), with the error of moer_softplus. */
+MOER_SCORE float moer_log_sigmoid(float x) { return -moer_softplus(-x); }
 
 /* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */
 MOER_SCORE float moer_tanh(float x) {
@@ -8139,7 +8154,7 @@ static void moer_token_drop_groups(moer_token *token) {
         kept[best] = 1;
     }
     for (e = 0; e < router->num_experts; e++)
-        if (!kept[e / size]) token->key[e] = router->dropped == MOE_ROUTE_DROPPED_ZERO ? moer_order_key(0.0f) : MOER_LOWEST_KEY;
+        if (!kept[e / size]) token->key[e] = router->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY ? MOER_ZERO_KEY : MOER_LOWEST_KEY;
 }
 
 /* Softmax of the largest of the experts that are left, among those that SparseMixer keeps beside it. */
@@ -8169,7 +8184,7 @@ static void moer_token_select(moer_token *token) {
         for (e = 1; e < router->num_experts; e++)
             if (token->key[e] > token->key[best]) best = e;
         token->id[j] = best;
-        token->counts[j] = token->key[best] > MOER_LOWEST_KEY;
+        token->counts[j] = token->key[best] > (drops && router->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE ? MOER_ZERO_KEY : MOER_LOWEST_KEY);
         if (router->score == MOE_ROUTE_SCORE_SPARSE_MIXER) token->weight[j] = moer_token_mixer_weight(token, token->x[best]);
         token->key[best] = 0;
         if (router->group_rule == MOE_ROUTE_GROUPS_QUOTA) { /* a group that has given its share is out */
@@ -8207,7 +8222,9 @@ static void moer_token_weigh(moer_token *token) {
     for (j = top_k; j < slots; j++) token->counts[j] = 1;
     for (j = 0; j < slots; j++) x[j] = !token->counts[j] ? 0.0f : token->x[j < top_k ? token->id[j] : router->num_experts + j - top_k];
 
-    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
+    if (router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE)
+        for (j = 0; j < slots; j++) x[j] = moer_log_sigmoid(x[j]);
+    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED || router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE) {
         float top = moer_f32_from_bits(0x80000000u | MOER_INFINITY_BITS);
         for (j = 0; j < slots; j++)
             if (token->counts[j] && x[j] > top) top = x[j];
@@ -8851,12 +8868,12 @@ static moe_route_status moer_router_check_choices(moe_route_context *context, co
         return moer_refuse(context, "router.score", (unsigned long long)from->score, "a value of moe_route_score, 0 to 5");
     if (from->group_rule < MOE_ROUTE_GROUPS_NONE || from->group_rule > MOE_ROUTE_GROUPS_QUOTA)
         return moer_refuse(context, "router.group_rule", (unsigned long long)from->group_rule, "a value of moe_route_group_rule, 0 to 3");
-    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && from->dropped != MOE_ROUTE_DROPPED_ZERO)
-        return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0) or ZERO (1)");
+    if (from->dropped < MOE_ROUTE_DROPPED_MINUS_INFINITY || from->dropped > MOE_ROUTE_DROPPED_ZERO_SCORE)
+        return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0), ZERO (1) or ZERO_SCORE (2)");
     if (from->ids < MOE_ROUTE_IDS_SELECTED || from->ids > MOE_ROUTE_IDS_TABLE)
         return moer_refuse(context, "router.ids", (unsigned long long)from->ids, "SELECTED (0), GIVEN (1) or TABLE (2)");
-    if (from->weight < MOE_ROUTE_WEIGHT_SCORE || from->weight > MOE_ROUTE_WEIGHT_SIGMOID_SELECTED)
-        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0), SOFTMAX_SELECTED (1) or SIGMOID_SELECTED (2)");
+    if (from->weight < MOE_ROUTE_WEIGHT_SCORE || from->weight > MOE_ROUTE_WEIGHT_SIGMOID_SHARE)
+        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0), SOFTMAX_SELECTED (1), SIGMOID_SELECTED (2) or SIGMOID_SHARE (3)");
     if (from->renormalize < MOE_ROUTE_RENORMALIZE_NONE || from->renormalize > MOE_ROUTE_RENORMALIZE_L2)
         return moer_refuse(context, "router.renormalize", (unsigned long long)from->renormalize, "NONE (0), SUM (1), MAX_SUM (2) or L2 (3)");
     return MOE_ROUTE_OK;
@@ -8905,6 +8922,11 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
         if (from->group_rule != MOE_ROUTE_GROUPS_NONE) return moer_refuse(context, "router.group_rule", (unsigned long long)from->group_rule, "NONE (0) with SPARSE_MIXER");
     } else if (from->jitter != 0.0f) {
         return moer_refuse_number(context, "router.jitter", from->jitter, "0 with scores other than SPARSE_MIXER");
+    }
+    if (from->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE) {
+        if (from->selection_bias != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "0 with DROPPED_ZERO_SCORE");
+        if (from->score == MOE_ROUTE_SCORE_IDENTITY || from->score == MOE_ROUTE_SCORE_CUSTOM)
+            return moer_refuse(context, "router.score", (unsigned long long)from->score, "SOFTMAX (0), SIGMOID (1) or SQRT_SOFTPLUS (2) with DROPPED_ZERO_SCORE");
     }
     if (from->num_shared_experts != 0 && from->weight == MOE_ROUTE_WEIGHT_SCORE && (from->score == MOE_ROUTE_SCORE_SOFTMAX || from->score == MOE_ROUTE_SCORE_SPARSE_MIXER))
         return moer_refuse(context, "router.num_shared_experts", from->num_shared_experts, "0 where weights are scores by SOFTMAX or SPARSE_MIXER, which the routed experts share");
@@ -9167,14 +9189,14 @@ static const moer_program moer_programs[] = { /* in the order of moer_program_id
     {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-20f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE},
     {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-15f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE},
     {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-6f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE},
-    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 0.0f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_HAS_SHARED},
+    {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SIGMOID_SHARE, MOER_NORM_ALWAYS, MOE_ROUTE_RENORMALIZE_NONE, 0.0f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_HAS_SHARED},
     {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-20f, MOER_UNGROUPED, MOER_BIAS, MOER_HAS_SCALE | MOER_MAY_SQRT_SOFTPLUS},
     /* limited to groups: DeepSeek-V3 and those after it, 1.. whose dropped experts count 0 instead of -inf, then DeepSeek-V2
        and Mistral's of softmax */
     {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-20f, MOER_TOP2_SUM, MOER_BIAS, MOER_HAS_SCALE | MOER_HAS_GROUPS},
     {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_OFF, MOER_SUM, 1e-20f, MOER_TOP2_SUM, MOER_BIAS, MOER_HAS_SCALE | MOER_HAS_GROUPS},
     {MOE_ROUTE_SCORE_SIGMOID, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-20f, MOER_TOP2_SUM_ZERO, MOER_BIAS, MOER_HAS_SCALE | MOER_MAY_GROUP},
-    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOE_ROUTE_GROUPS_MAX, MOE_ROUTE_DROPPED_ZERO, 0, MOER_HAS_SCALE | MOER_MAY_GROUP},
+    {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_NEVER, MOER_SUM, 0.0f, MOE_ROUTE_GROUPS_MAX, MOE_ROUTE_DROPPED_ZERO_SCORE, 0, MOER_HAS_SCALE | MOER_MAY_GROUP},
     {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ON, MOER_SUM, 1e-20f, MOER_TOP2_SUM_ZERO, 0, MOER_HAS_SCALE | MOER_HAS_GROUPS},
     {MOE_ROUTE_SCORE_SOFTMAX, MOE_ROUTE_WEIGHT_SCORE, MOER_NORM_ALWAYS, MOER_SUM, 1e-20f, MOER_TOP2_SUM_ZERO, 0, MOER_HAS_SCALE | MOER_HAS_GROUPS},
     /* DeepSeek-V4 */

@@ -27,6 +27,7 @@ static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof
 #define MOER_LARGEST_F32 3.40282347e38f
 #define MOER_LARGEST_F16 65504.0f
 #define MOER_LARGEST_BF16 3.38953139e38f
+#define MOER_ZERO_KEY 0x80000000u /* moer_order_key(0) */
 #define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */
 
 /* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */
@@ -80,6 +81,9 @@ MOER_SCORE float moer_softplus(float x) {
 
 /* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */
 MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f ? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }
+
+/* log(sigmoid(x)), with the error of moer_softplus. */
+MOER_SCORE float moer_log_sigmoid(float x) { return -moer_softplus(-x); }
 
 /* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */
 MOER_SCORE float moer_tanh(float x) {

@@ -168,7 +168,7 @@ DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
 #pragma unroll
         for (u32 s = 0; s < GROUPS_PER_LANE; s++)
             if (s == g / 32) word = kept[s];
-        if (e < E && !(word >> (g & 31) & 1u)) key[i] = DROPPED ? moer_order_key(0.0f) : MOER_LOWEST_KEY;
+        if (e < E && !(word >> (g & 31) & 1u)) key[i] = DROPPED ? MOER_ZERO_KEY : MOER_LOWEST_KEY;
     }
 }
 #endif
@@ -282,12 +282,15 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
         const u32 slot = s * 32 + lane;
-        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 ? taken_key[s] > MOER_LOWEST_KEY : result.id[s] < E));
+        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 ? taken_key[s] > (DROPPED == 2 ? MOER_ZERO_KEY : MOER_LOWEST_KEY) : result.id[s] < E));
         if (IDS == 0 && !ORDER_BY_SCORE && slot < K) x[s] = counts[s] ? moer_key_value(taken_key[s]) : 0.0f;
         else x[s] = counts[s] ? moer_key_value(logit_key(a, row, slot < K ? result.id[s] : E + slot - K)) : 0.0f;
     }
-    if (WEIGHT == 1) {
+    if (WEIGHT == 1 || WEIGHT == 3) {
         u32 largest = 0;
+        if (WEIGHT == 3)
+#pragma unroll
+            for (u32 s = 0; s < SLOTS_PER_LANE; s++) x[s] = moer_log_sigmoid(x[s]);
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
             const u32 k = counts[s] ? moer_order_key(x[s]) : 0;

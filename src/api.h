@@ -198,7 +198,9 @@ typedef enum moe_route_group_rule { /* experts in num_groups groups of neighbour
 
 typedef enum moe_route_dropped { /* the order of experts in dropped groups: it matters where biased scores are negative */
     MOE_ROUTE_DROPPED_MINUS_INFINITY = 0,
-    MOE_ROUTE_DROPPED_ZERO = 1
+    MOE_ROUTE_DROPPED_ZERO = 1,
+    MOE_ROUTE_DROPPED_ZERO_SCORE = 2 /* their scores are 0, too, as weights (DeepSeek-V2). Without a selection bias, and with
+                                        scores that aren't negative */
 } moe_route_dropped;
 
 typedef enum moe_route_ids_source {
@@ -212,7 +214,9 @@ typedef enum moe_route_ids_source {
 typedef enum moe_route_weight {
     MOE_ROUTE_WEIGHT_SCORE = 0,            /* the expert's score; a selection bias never enters it */
     MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax of l over the selected experts */
-    MOE_ROUTE_WEIGHT_SIGMOID_SELECTED = 2  /* sigmoid of l */
+    MOE_ROUTE_WEIGHT_SIGMOID_SELECTED = 2, /* sigmoid of l */
+    MOE_ROUTE_WEIGHT_SIGMOID_SHARE = 3     /* sigmoid of l over the sum of those of the selected and shared experts, by
+                                              logarithms: also where the sigmoids are 0 in f32 (Inkling) */
 } moe_route_weight;
 
 typedef enum moe_route_renormalize {

@@ -144,7 +144,7 @@ static void moer_token_drop_groups(moer_token *token) {
         kept[best] = 1;
     }
     for (e = 0; e < router->num_experts; e++)
-        if (!kept[e / size]) token->key[e] = router->dropped == MOE_ROUTE_DROPPED_ZERO ? moer_order_key(0.0f) : MOER_LOWEST_KEY;
+        if (!kept[e / size]) token->key[e] = router->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY ? MOER_ZERO_KEY : MOER_LOWEST_KEY;
 }
 
 /* Softmax of the largest of the experts that are left, among those that SparseMixer keeps beside it. */
@@ -174,7 +174,7 @@ static void moer_token_select(moer_token *token) {
         for (e = 1; e < router->num_experts; e++)
             if (token->key[e] > token->key[best]) best = e;
         token->id[j] = best;
-        token->counts[j] = token->key[best] > MOER_LOWEST_KEY;
+        token->counts[j] = token->key[best] > (drops && router->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE ? MOER_ZERO_KEY : MOER_LOWEST_KEY);
         if (router->score == MOE_ROUTE_SCORE_SPARSE_MIXER) token->weight[j] = moer_token_mixer_weight(token, token->x[best]);
         token->key[best] = 0;
         if (router->group_rule == MOE_ROUTE_GROUPS_QUOTA) { /* a group that has given its share is out */
@@ -212,7 +212,9 @@ static void moer_token_weigh(moer_token *token) {
     for (j = top_k; j < slots; j++) token->counts[j] = 1;
     for (j = 0; j < slots; j++) x[j] = !token->counts[j] ? 0.0f : token->x[j < top_k ? token->id[j] : router->num_experts + j - top_k];
 
-    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
+    if (router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE)
+        for (j = 0; j < slots; j++) x[j] = moer_log_sigmoid(x[j]);
+    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED || router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE) {
         float top = moer_f32_from_bits(0x80000000u | MOER_INFINITY_BITS);
         for (j = 0; j < slots; j++)
             if (token->counts[j] && x[j] > top) top = x[j];

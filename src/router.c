@@ -51,12 +51,12 @@ static moe_route_status moer_router_check_choices(moe_route_context *context, co
         return moer_refuse(context, "router.score", (unsigned long long)from->score, "a value of moe_route_score, 0 to 5");
     if (from->group_rule < MOE_ROUTE_GROUPS_NONE || from->group_rule > MOE_ROUTE_GROUPS_QUOTA)
         return moer_refuse(context, "router.group_rule", (unsigned long long)from->group_rule, "a value of moe_route_group_rule, 0 to 3");
-    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && from->dropped != MOE_ROUTE_DROPPED_ZERO)
-        return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0) or ZERO (1)");
+    if (from->dropped < MOE_ROUTE_DROPPED_MINUS_INFINITY || from->dropped > MOE_ROUTE_DROPPED_ZERO_SCORE)
+        return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0), ZERO (1) or ZERO_SCORE (2)");
     if (from->ids < MOE_ROUTE_IDS_SELECTED || from->ids > MOE_ROUTE_IDS_TABLE)
         return moer_refuse(context, "router.ids", (unsigned long long)from->ids, "SELECTED (0), GIVEN (1) or TABLE (2)");
-    if (from->weight < MOE_ROUTE_WEIGHT_SCORE || from->weight > MOE_ROUTE_WEIGHT_SIGMOID_SELECTED)
-        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0), SOFTMAX_SELECTED (1) or SIGMOID_SELECTED (2)");
+    if (from->weight < MOE_ROUTE_WEIGHT_SCORE || from->weight > MOE_ROUTE_WEIGHT_SIGMOID_SHARE)
+        return moer_refuse(context, "router.weight", (unsigned long long)from->weight, "SCORE (0), SOFTMAX_SELECTED (1), SIGMOID_SELECTED (2) or SIGMOID_SHARE (3)");
     if (from->renormalize < MOE_ROUTE_RENORMALIZE_NONE || from->renormalize > MOE_ROUTE_RENORMALIZE_L2)
         return moer_refuse(context, "router.renormalize", (unsigned long long)from->renormalize, "NONE (0), SUM (1), MAX_SUM (2) or L2 (3)");
     return MOE_ROUTE_OK;
@@ -105,6 +105,11 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
         if (from->group_rule != MOE_ROUTE_GROUPS_NONE) return moer_refuse(context, "router.group_rule", (unsigned long long)from->group_rule, "NONE (0) with SPARSE_MIXER");
     } else if (from->jitter != 0.0f) {
         return moer_refuse_number(context, "router.jitter", from->jitter, "0 with scores other than SPARSE_MIXER");
+    }
+    if (from->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE) {
+        if (from->selection_bias != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "0 with DROPPED_ZERO_SCORE");
+        if (from->score == MOE_ROUTE_SCORE_IDENTITY || from->score == MOE_ROUTE_SCORE_CUSTOM)
+            return moer_refuse(context, "router.score", (unsigned long long)from->score, "SOFTMAX (0), SIGMOID (1) or SQRT_SOFTPLUS (2) with DROPPED_ZERO_SCORE");
     }
     if (from->num_shared_experts != 0 && from->weight == MOE_ROUTE_WEIGHT_SCORE && (from->score == MOE_ROUTE_SCORE_SOFTMAX || from->score == MOE_ROUTE_SCORE_SPARSE_MIXER))
         return moer_refuse(context, "router.num_shared_experts", from->num_shared_experts, "0 where weights are scores by SOFTMAX or SPARSE_MIXER, which the routed experts share");

@@ -91,7 +91,7 @@ static const refusal refusals[] = {
     {ROUTER, {SET(router.top_k, 65), SET(router.num_experts, 128)}, ARGUMENT, {"router.top_k is 65", "1 to 64"}, 0},
     {ROUTER, {SET(router.logits_dtype, 4), NONE}, ARGUMENT, {"router.logits_dtype is 4", "F32 (1)"}, 0},
     {ROUTER, {SET(router.score, 6), NONE}, ARGUMENT, {"router.score is 6", "0 to 5"}, 0},
-    {ROUTER, {SET(router.weight, 3), NONE}, ARGUMENT, {"router.weight is 3", "SOFTMAX_SELECTED (1)"}, 0},
+    {ROUTER, {SET(router.weight, 4), NONE}, ARGUMENT, {"router.weight is 4", "SOFTMAX_SELECTED (1)"}, 0},
     {ROUTER, {SET(router.renormalize, 4), NONE}, ARGUMENT, {"router.renormalize is 4", "SUM (1)"}, 0},
     {ROUTER, {SET(router.renormalize_epsilon, 0xbf000000u), NONE}, ARGUMENT, {"router.renormalize_epsilon is -0.5", "positive"}, 0},
     {ROUTER, {SET(router.renormalize_epsilon, 0x7fc00000u), NONE}, ARGUMENT, {"router.renormalize_epsilon is ", "nan"}, 0},

@@ -284,6 +284,10 @@ static int undo_choice(uint32_t choice, moe_route_router *router, router_arrays 
         if (router->group_rule != MOE_ROUTE_GROUPS_TOP2_SUM) return 0;
         router->group_rule = MOE_ROUTE_GROUPS_MAX;
         return 1;
+    case 16:
+        if (router->dropped != MOE_ROUTE_DROPPED_ZERO_SCORE) return 0;
+        router->dropped = MOE_ROUTE_DROPPED_ZERO;
+        return 1;
     case 15:
         if (router->renormalize != MOE_ROUTE_RENORMALIZE_MAX_SUM && router->renormalize != MOE_ROUTE_RENORMALIZE_L2) return 0;
         router->renormalize = MOE_ROUTE_RENORMALIZE_SUM;
@@ -295,7 +299,7 @@ static int undo_choice(uint32_t choice, moe_route_router *router, router_arrays 
 
 /* What the test above expects does depend on each choice that its cases make: a router that ignored one would fail it. */
 TEST(route_cases_tell_choices_apart) {
-    uint32_t c, choice, seen[16];
+    uint32_t c, choice, seen[17];
     memset(seen, 0, sizeof seen);
     for (c = 0; c < NUM_CASES(route_cases); c++) {
         router_fixture f;
@@ -306,7 +310,7 @@ TEST(route_cases_tell_choices_apart) {
         memset(&f, 0, sizeof f);
         fixture_from_case(&f, &route_cases[c], &random, 64);
         input_create(&r, &f.router, 64, NULL, &random);
-        for (choice = 0; choice < 16; choice++) {
+        for (choice = 0; choice < 17; choice++) {
             moe_route_router other = f.router;
             router_arrays arrays = f.arrays;
             uint32_t t, j, differ = 0;
@@ -327,7 +331,7 @@ TEST(route_cases_tell_choices_apart) {
         input_destroy(&r);
         fixture_destroy(&f);
     }
-    for (choice = 0; choice < 16; choice++) CHECK(seen[choice], "no case would notice if choice %u were ignored", choice);
+    for (choice = 0; choice < 17; choice++) CHECK(seen[choice], "no case would notice if choice %u were ignored", choice);
 }
 
 /* ---- every size ---- */
@@ -487,6 +491,8 @@ TEST(route_is_defined_for_every_input) {
         {{.score = MOE_ROUTE_SCORE_SOFTMAX, .group_rule = MOE_ROUTE_GROUPS_QUOTA, .num_groups = 2}, 0, "a quota a group"},
         {{.score = MOE_ROUTE_SCORE_SOFTMAX, .weight = MOE_ROUTE_WEIGHT_SIGMOID_SELECTED, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}, 0, "sigmoid of the selected"},
         {{.score = MOE_ROUTE_SCORE_SIGMOID, .num_shared_experts = 3, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}, 1, "shared experts"},
+        {{.score = MOE_ROUTE_SCORE_SOFTMAX, .group_rule = MOE_ROUTE_GROUPS_MAX, .num_groups = 20, .topk_groups = 2, .dropped = MOE_ROUTE_DROPPED_ZERO_SCORE}, 0, "dropped scores"},
+        {{.score = MOE_ROUTE_SCORE_SIGMOID, .num_shared_experts = 2, .weight = MOE_ROUTE_WEIGHT_SIGMOID_SHARE}, 0, "shares of sigmoids"},
         {{.score = MOE_ROUTE_SCORE_SOFTMAX, .ids = MOE_ROUTE_IDS_GIVEN}, 0, "given ids"},
         {{.score = MOE_ROUTE_SCORE_IDENTITY, .ids = MOE_ROUTE_IDS_GIVEN, .renormalize = MOE_ROUTE_RENORMALIZE_SUM}, 0, "given ids by logit"},
     };

@@ -51,6 +51,7 @@ static const route_case route_cases[] = {
     {.router = {.num_experts = 256, .top_k = 8, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .scale = 2.5f, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 8, .topk_groups = 4}, .selection_bias = 1, .in_small = 1},
     {.router = {.num_experts = 192, .top_k = 8, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 8, .topk_groups = 2, .dropped = MOE_ROUTE_DROPPED_ZERO}, .selection_bias = 2},
     {.router = {.num_experts = 160, .top_k = 6, .scale = 16.0f, .group_rule = MOE_ROUTE_GROUPS_MAX, .num_groups = 8, .topk_groups = 3, .dropped = MOE_ROUTE_DROPPED_ZERO}, .in_small = 1},
+    {.router = {.num_experts = 32, .top_k = 6, .score = MOE_ROUTE_SCORE_SIGMOID, .group_rule = MOE_ROUTE_GROUPS_MAX, .num_groups = 8, .topk_groups = 1, .dropped = MOE_ROUTE_DROPPED_ZERO_SCORE}, .in_small = 1},
     {.router = {.num_experts = 128, .top_k = 4, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .renormalize_epsilon = 1e-20f, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 4, .topk_groups = 1}},
     {.router = {.num_experts = 72, .top_k = 8, .score = MOE_ROUTE_SCORE_SIGMOID, .group_rule = MOE_ROUTE_GROUPS_MAX, .num_groups = 24, .topk_groups = 5, .dropped = MOE_ROUTE_DROPPED_ZERO}, .selection_bias = 2, .in_small = 1},
     {.router = {.num_experts = 576, .top_k = 10, .group_rule = MOE_ROUTE_GROUPS_TOP2_SUM, .num_groups = 48, .topk_groups = 40}, .selection_bias = 2},
@@ -70,6 +71,7 @@ static const route_case route_cases[] = {
     {.router = {.num_experts = 17, .top_k = 1, .num_skip_experts = 9}, .selection_bias = 1, .in_small = 1},
     /* shared experts */
     {.router = {.num_experts = 256, .top_k = 6, .score = MOE_ROUTE_SCORE_SIGMOID, .renormalize = MOE_ROUTE_RENORMALIZE_SUM, .scale = 3.0f, .num_shared_experts = 2}, .selection_bias = 1, .in_small = 1},
+    {.router = {.num_experts = 48, .top_k = 5, .num_shared_experts = 2, .score = MOE_ROUTE_SCORE_SIGMOID, .weight = MOE_ROUTE_WEIGHT_SIGMOID_SHARE, .scale = 2.0f}, .selection_bias = 1, .in_small = 1},
     {.router = {.num_experts = 60, .top_k = 31, .logits_dtype = MOE_ROUTE_BF16, .score = MOE_ROUTE_SCORE_SQRT_SOFTPLUS, .weight = MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED, .num_shared_experts = 7, .weights_dtype = MOE_ROUTE_BF16}, .logit_bias = 1},
 };
 

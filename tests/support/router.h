@@ -79,8 +79,8 @@ TEST_FUNCTION void router_expect_groups(const moe_route_router *router, router_t
     }
     for (e = 0; e < router->num_experts; e++)
         if (!kept[e / size]) {
-            token->order[e] = router->dropped == MOE_ROUTE_DROPPED_ZERO ? 0 : -HUGE_VAL;
-            token->dropped[e] = router->dropped == MOE_ROUTE_DROPPED_ZERO;
+            token->order[e] = router->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY ? 0 : -HUGE_VAL;
+            token->dropped[e] = router->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY;
         }
 }
 
@@ -171,6 +171,20 @@ TEST_FUNCTION void router_expect_weights(const moe_route_router *router, const r
     }
 }
 
+/* Whether slot j holds an expert that somebody could select, or was told to. */
+TEST_FUNCTION int router_counts(const moe_route_router *router, const router_token *token, const routing_expectation *expected, uint32_t j) {
+    if (j >= router->top_k) return 1;
+    if ((uint32_t)expected->ids[j] >= router->num_experts) return 0;
+    if (router->ids != MOE_ROUTE_IDS_SELECTED) return 1;
+    if (router->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE && token->dropped[expected->ids[j]]) return 0;
+    return token->order[expected->ids[j]] != -HUGE_VAL;
+}
+
+/* log(sigmoid(x)) where it is the base of weights, else x. */
+TEST_FUNCTION double router_share_exponent(const moe_route_router *router, double x) {
+    return router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE ? (x < 0 ? x : 0) - log1p(exp(-fabs(x))) : x;
+}
+
 /* The router of one token: `logits` [E + S]; `ids` [k] where they are given or come from a table. */
 TEST_FUNCTION void routing_expect(const moe_route_router *router, const router_arrays *arrays, const float *logits, const int32_t *ids, routing_expectation *expected) {
     static router_token token;
@@ -202,20 +216,21 @@ TEST_FUNCTION void routing_expect(const moe_route_router *router, const router_a
     else memcpy(expected->ids, ids, router->top_k * sizeof *ids);
 
     for (j = 0; j < slots; j++) {
-        const int selected = j < router->top_k, in_range = !selected || (uint32_t)expected->ids[j] < num_experts;
-        if (in_range && !(selected && router->ids == MOE_ROUTE_IDS_SELECTED && token.order[expected->ids[j]] == -HUGE_VAL)) {
+        if (router_counts(router, &token, expected, j)) {
+            const int selected = j < router->top_k;
             const double x = token.x[selected ? (uint32_t)expected->ids[j] : num_experts + j - router->top_k];
-            if (x > top) top = x;
+            if (router_share_exponent(router, x) > top) top = router_share_exponent(router, x);
         }
     }
     for (j = 0; j < slots; j++) {
         const int selected = j < router->top_k, in_range = !selected || (uint32_t)expected->ids[j] < num_experts;
-        const int counts = in_range && !(selected && router->ids == MOE_ROUTE_IDS_SELECTED && token.order[expected->ids[j]] == -HUGE_VAL);
+        const int counts = router_counts(router, &token, expected, j);
         const double x = !in_range ? 0 : token.x[selected ? (uint32_t)expected->ids[j] : num_experts + j - router->top_k];
         double weight = expected->weights[j], distance = 0; /* of SparseMixer */
-        if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
-            weight = x == top && top != -HUGE_VAL ? 1 : x == -HUGE_VAL || top == HUGE_VAL ? 0 : exp(x - top);
-            distance = fabs(x - top);
+        if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED || router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE) {
+            const double exponent = router_share_exponent(router, x);
+            weight = exponent == top && top != -HUGE_VAL ? 1 : exponent == -HUGE_VAL || top == HUGE_VAL ? 0 : exp(exponent - top);
+            distance = fabs(exponent - top) + 5 * (fabs(exponent) < 200 ? fabs(exponent) : 0) * (router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE);
         } else if (router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SELECTED) {
             weight = 1 / (1 + exp(-x));
         } else if (router->score != MOE_ROUTE_SCORE_SPARSE_MIXER) {
@@ -228,7 +243,7 @@ TEST_FUNCTION void routing_expect(const moe_route_router *router, const router_a
         /* f32 rounds the difference of two logits before exp: an error of the weight that grows with it. */
         relative[j] = 6e-7 + blur + (distance < 200 ? 6.1e-8 * distance : 0);
     }
-    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED) {
+    if (router->weight == MOE_ROUTE_WEIGHT_SOFTMAX_SELECTED || router->weight == MOE_ROUTE_WEIGHT_SIGMOID_SHARE) {
         for (j = 0; j < slots; j++) selected_sum += expected->weights[j];
         for (j = 0; j < slots; j++) expected->weights[j] = selected_sum > 0 ? expected->weights[j] / selected_sum : 0;
     }
