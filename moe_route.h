@@ -1676,6 +1676,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE float f32_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }\n"
     "DEVICE float f32_div(float a, float b) { return __fdiv_rn(a, b); }\n"
     "DEVICE float f32_sqrt(float a) { return __fsqrt_rn(a); }\n"
+    "DEVICE float f32_reciprocal(float a) { return __frcp_rn(a); } /* the bits of f32_div(1, a), in fewer instructions */\n"
     "\n"
     "/* ---- 16-bit floats ---- */\n"
     "DEVICE float f16_to_f32(u16 h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : \"h\"(h)); return f; }\n"
@@ -1711,9 +1712,9 @@ static const char *const moer_source_0[] = { /* device.h */
     "\n"
     "/* ---- global memory ---- */\n"
     "/* For weights: read once, by nobody else, never written while a kernel runs; not kept in L1. */\n"
-    "DEVICE u32x4 load_weights_16(const void *p) {\n"
+    "DEVICE u32x4 load_weights_16(const void *p) {\n",
     "    u32x4 d;\n"
-    "    asm volatile(\"ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\"\n",
+    "    asm volatile(\"ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\"\n"
     "        : \"=r\"(d.v[0]), \"=r\"(d.v[1]), \"=r\"(d.v[2]), \"=r\"(d.v[3]) : \"l\"(p));\n"
     "    return d;\n"
     "}\n"
@@ -1955,6 +1956,7 @@ static const char *const moer_source_4[] = { /* scores.h */
     "#define MOER_MUL(a, b) ((a) * (b))\n"
     "#define MOER_DIV(a, b) ((a) / (b))\n"
     "#define MOER_SQRT(a) sqrtf(a)\n"
+    "#define MOER_RECIPROCAL(a) (1.0f / (a))\n"
     "static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }\n"
     "static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }\n"
     "#else\n"
@@ -1964,6 +1966,7 @@ static const char *const moer_source_4[] = { /* scores.h */
     "#define MOER_MUL(a, b) f32_mul(a, b)\n"
     "#define MOER_DIV(a, b) f32_div(a, b)\n"
     "#define MOER_SQRT(a) f32_sqrt(a)\n"
+    "#define MOER_RECIPROCAL(a) f32_reciprocal(a)\n"
     "#define moer_f32_bits f32_bits\n"
     "#define moer_f32_from_bits f32_from_bits\n"
     "#endif\n"
@@ -2009,7 +2012,7 @@ static const char *const moer_source_4[] = { /* scores.h */
     "}\n"
     "\n"
     "MOER_SCORE float moer_sigmoid(float x) {\n"
-    "    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));\n"
+    "    return MOER_RECIPROCAL(MOER_ADD(1.0f, moer_exp(-x)));\n"
     "}\n"
     "\n"
     "/* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the\n"
@@ -2026,8 +2029,8 @@ static const char *const moer_source_4[] = { /* scores.h */
     "\n"
     "/* Where e^x is the whole sum, its root is taken first: it stays a normal number for longer. */\n"
     "MOER_SCORE float moer_sqrt_softplus(float x) { return x < -20.0f \? moer_exp(MOER_MUL(0.5f, x)) : MOER_SQRT(moer_softplus(x)); }\n"
-    "\n"
-    "/* log(sigmoid(x)), with the error of moer_softplus. */\n",
+    "\n",
+    "/* log(sigmoid(x)), with the error of moer_softplus. */\n"
     "MOER_SCORE float moer_log_sigmoid(float x) { return -moer_softplus(-x); }\n"
     "\n"
     "/* tanh(x) within 3 units of 2^-24: x + x z q(z), z = x^2, near 0 (q fitted likewise); 1 - 2 / (e^2|x| + 1) elsewhere. */\n"
@@ -2272,34 +2275,51 @@ static const char *const moer_source_6[] = { /* select.h */
     "#endif\n"
     "}\n"
     "\n"
-    "#if DROPS_GROUPS\n"
-    "/* Marks the experts of groups that are dropped, in keys that order all experts. */\n",
+    "#if DROPS_GROUPS\n",
+    "/* The score of a group, as an order key, from the best two keys that each lane has of it. */\n"
+    "DEVICE u32 group_score(u32 best, u32 second) {\n"
+    "    const u32 largest = warp_max(best);\n"
+    "    if (GROUP_RULE != 2) return largest;\n"
+    "    const u32 owners = warp_ballot(best == largest), lowest_owner = owners & (0u - owners);\n"
+    "    const u32 rest = warp_max((1u << lane_index()) == lowest_owner \? second : best); /* without one of the best */\n"
+    "    return moer_order_key(f32_add(moer_key_value(largest), moer_key_value(rest)));\n"
+    "}\n"
+    "\n"
+    "/* Marks the experts of groups that are dropped, in keys that order all experts. */\n"
     "DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {\n"
     "    const u32 lane = lane_index();\n"
     "    u32 group_key[GROUPS_PER_LANE]; /* of group s * 32 + lane; 0: no group, or taken */\n"
     "    u32 kept[GROUPS_PER_LANE];      /* bit masks of the groups that stay */\n"
     "#pragma unroll\n"
     "    for (u32 s = 0; s < GROUPS_PER_LANE; s++) group_key[s] = kept[s] = 0;\n"
+    "#if GROUP_SIZE % 32 == 0 /* a group is a few of every lane's keys, the same ones: nothing waits */\n"
+    "#pragma unroll\n"
+    "#else\n"
     "#pragma unroll 1\n"
+    "#endif\n"
     "    for (u32 g = 0; g < GROUPS; g++) {\n"
     "        u32 best = 0, second = 0;\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
-    "            const u32 k = i * 32 + lane < E && (i * 32 + lane) / GROUP_SIZE == g \? key[i] : 0;\n"
+    "            if (GROUP_SIZE % 32 == 0 && i / (GROUP_SIZE / 32 \? GROUP_SIZE / 32 : 1) != g) continue;\n"
+    "            const u32 k = GROUP_SIZE % 32 == 0 || (i * 32 + lane < E && (i * 32 + lane) / GROUP_SIZE == g) \? key[i] : 0;\n"
     "            second = k > best \? best : k > second \? k : second;\n"
     "            best = k > best \? k : best;\n"
     "        }\n"
-    "        u32 score = warp_max(best);\n"
-    "#if GROUP_RULE == 2\n"
-    "        const u32 owners = warp_ballot(best == score);\n"
-    "        const u32 lowest_owner = owners & (0u - owners);\n"
-    "        const u32 rest = (1u << lane) == lowest_owner \? second : best; /* without one of the best */\n"
-    "        score = moer_order_key(f32_add(moer_key_value(score), moer_key_value(warp_max(rest))));\n"
-    "#endif\n"
+    "        const u32 score = group_score(best, second);\n"
     "#pragma unroll\n"
     "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
     "            if (s * 32 + lane == g) group_key[s] = score;\n"
     "    }\n"
+    "#if GROUPS <= 16 /* a lane counts the groups that come before its own */\n"
+    "    u32 before = 0;\n"
+    "#pragma unroll\n"
+    "    for (u32 g = 0; g < GROUPS; g++) {\n"
+    "        const u32 other = warp_shuffle(group_key[0], g);\n"
+    "        before += other > group_key[0] || (other == group_key[0] && g < lane);\n"
+    "    }\n"
+    "    kept[0] = warp_ballot(lane < GROUPS && before < TOPK_GROUPS);\n"
+    "#else\n"
     "#pragma unroll 1\n"
     "    for (u32 j = 0; j < TOPK_GROUPS; j++) {\n"
     "        u32 best = 0, id = 0xffffffffu;\n"
@@ -2311,12 +2331,12 @@ static const char *const moer_source_6[] = { /* select.h */
     "            if (group_key[s] == best) id = s * 32 + lane;\n"
     "        id = warp_min(id);\n"
     "#pragma unroll\n"
-    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
+    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++) {\n"
     "            if (s * 32 + lane == id) group_key[s] = 0;\n"
-    "#pragma unroll\n"
-    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++)\n"
     "            if (s == id / 32) kept[s] |= 1u << (id & 31);\n"
+    "        }\n"
     "    }\n"
+    "#endif\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {\n"
     "        const u32 e = i * 32 + lane, g = e / GROUP_SIZE;\n"
@@ -2351,7 +2371,7 @@ static const char *const moer_source_6[] = { /* select.h */
     "#pragma unroll\n"
     "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) largest = key[i] > largest \? key[i] : largest;\n"
     "        scale.largest = moer_key_value(warp_max(largest));\n"
-    "#pragma unroll\n"
+    "#pragma unroll\n",
     "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)\n"
     "            if (key[i]) sum = f32_add(sum, moer_softmax_term(moer_key_value(key[i]), scale.largest));\n"
     "        scale.sum = warp_sum(sum);\n"
@@ -2381,7 +2401,7 @@ static const char *const moer_source_6[] = { /* select.h */
     "#pragma unroll 1\n"
     "    for (u32 j = 0; j < K; j++) {\n"
     "        u32 best = key[0], id = 0xffffffffu;\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "        for (u32 i = 1; i < EXPERTS_PER_LANE; i++) best = key[i] > best \? key[i] : best;\n"
     "        best = warp_max(best);\n"
     "#pragma unroll\n"
@@ -2455,7 +2475,7 @@ static const char *const moer_source_6[] = { /* select.h */
     "        const float top = moer_key_value(warp_max(largest));\n"
     "        float sum = 0.0f;\n"
     "#pragma unroll\n"
-    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n",
     "            result.weight[s] = counts[s] \? moer_softmax_term(x[s], top) : 0.0f;\n"
     "            sum = s == 0 \? result.weight[s] : f32_add(sum, result.weight[s]);\n"
     "        }\n"
@@ -2474,7 +2494,7 @@ static const char *const moer_source_6[] = { /* select.h */
     "#pragma unroll\n"
     "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
     "            const float w = result.weight[s];\n"
-    "            if (RENORMALIZE == 3) sum = f32_fma(w, w, sum);\n",
+    "            if (RENORMALIZE == 3) sum = f32_fma(w, w, sum);\n"
     "            else sum = s == 0 \? w : f32_add(sum, w);\n"
     "        }\n"
     "        sum = warp_sum(sum);\n"
@@ -4467,7 +4487,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_19},
     {"expand.cu", moer_source_20},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "a321483cd09433144701e58aacc5deb18928f41bc434febf8aeb8c4f88bd5ca2";
+static const char moer_sources_digest[] = "250514e08fca74c365516c2874255110209f0faa1fafbf9f7d48f84bcf3b9e50";
 
 /* ---- src/base.c ---- */
 /*
@@ -7947,6 +7967,7 @@ static uint32_t moer_tile_steps(const moer_matrix *matrix) {
 #define MOER_MUL(a, b) ((a) * (b))
 #define MOER_DIV(a, b) ((a) / (b))
 #define MOER_SQRT(a) sqrtf(a)
+#define MOER_RECIPROCAL(a) (1.0f / (a))
 static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }
 static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }
 #else
@@ -7956,6 +7977,7 @@ static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof
 #define MOER_MUL(a, b) f32_mul(a, b)
 #define MOER_DIV(a, b) f32_div(a, b)
 #define MOER_SQRT(a) f32_sqrt(a)
+#define MOER_RECIPROCAL(a) f32_reciprocal(a)
 #define moer_f32_bits f32_bits
 #define moer_f32_from_bits f32_from_bits
 #endif
@@ -8001,7 +8023,7 @@ MOER_SCORE float moer_exp(float x) {
 }
 
 MOER_SCORE float moer_sigmoid(float x) {
-    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));
+    return MOER_RECIPROCAL(MOER_ADD(1.0f, moer_exp(-x)));
 }
 
 /* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the

@@ -10,6 +10,7 @@
 #define MOER_MUL(a, b) ((a) * (b))
 #define MOER_DIV(a, b) ((a) / (b))
 #define MOER_SQRT(a) sqrtf(a)
+#define MOER_RECIPROCAL(a) (1.0f / (a))
 static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }
 static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }
 #else
@@ -19,6 +20,7 @@ static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof
 #define MOER_MUL(a, b) f32_mul(a, b)
 #define MOER_DIV(a, b) f32_div(a, b)
 #define MOER_SQRT(a) f32_sqrt(a)
+#define MOER_RECIPROCAL(a) f32_reciprocal(a)
 #define moer_f32_bits f32_bits
 #define moer_f32_from_bits f32_from_bits
 #endif
@@ -64,7 +66,7 @@ MOER_SCORE float moer_exp(float x) {
 }
 
 MOER_SCORE float moer_sigmoid(float x) {
-    return MOER_DIV(1.0f, MOER_ADD(1.0f, moer_exp(-x)));
+    return MOER_RECIPROCAL(MOER_ADD(1.0f, moer_exp(-x)));
 }
 
 /* log(1 + e^x) within 4 units of 2^-24: max(x, 0) + log(1 + t) with t = e^-|x|. With u = t / (2 + t) the

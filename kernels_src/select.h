@@ -117,6 +117,15 @@ DEVICE float score_of(float x, const score_scale &s) {
 }
 
 #if DROPS_GROUPS
+/* The score of a group, as an order key, from the best two keys that each lane has of it. */
+DEVICE u32 group_score(u32 best, u32 second) {
+    const u32 largest = warp_max(best);
+    if (GROUP_RULE != 2) return largest;
+    const u32 owners = warp_ballot(best == largest), lowest_owner = owners & (0u - owners);
+    const u32 rest = warp_max((1u << lane_index()) == lowest_owner ? second : best); /* without one of the best */
+    return moer_order_key(f32_add(moer_key_value(largest), moer_key_value(rest)));
+}
+
 /* Marks the experts of groups that are dropped, in keys that order all experts. */
 DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
     const u32 lane = lane_index();
@@ -124,26 +133,34 @@ DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
     u32 kept[GROUPS_PER_LANE];      /* bit masks of the groups that stay */
 #pragma unroll
     for (u32 s = 0; s < GROUPS_PER_LANE; s++) group_key[s] = kept[s] = 0;
+#if GROUP_SIZE % 32 == 0 /* a group is a few of every lane's keys, the same ones: nothing waits */
+#pragma unroll
+#else
 #pragma unroll 1
+#endif
     for (u32 g = 0; g < GROUPS; g++) {
         u32 best = 0, second = 0;
 #pragma unroll
         for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
-            const u32 k = i * 32 + lane < E && (i * 32 + lane) / GROUP_SIZE == g ? key[i] : 0;
+            if (GROUP_SIZE % 32 == 0 && i / (GROUP_SIZE / 32 ? GROUP_SIZE / 32 : 1) != g) continue;
+            const u32 k = GROUP_SIZE % 32 == 0 || (i * 32 + lane < E && (i * 32 + lane) / GROUP_SIZE == g) ? key[i] : 0;
             second = k > best ? best : k > second ? k : second;
             best = k > best ? k : best;
         }
-        u32 score = warp_max(best);
-#if GROUP_RULE == 2
-        const u32 owners = warp_ballot(best == score);
-        const u32 lowest_owner = owners & (0u - owners);
-        const u32 rest = (1u << lane) == lowest_owner ? second : best; /* without one of the best */
-        score = moer_order_key(f32_add(moer_key_value(score), moer_key_value(warp_max(rest))));
-#endif
+        const u32 score = group_score(best, second);
 #pragma unroll
         for (u32 s = 0; s < GROUPS_PER_LANE; s++)
             if (s * 32 + lane == g) group_key[s] = score;
     }
+#if GROUPS <= 16 /* a lane counts the groups that come before its own */
+    u32 before = 0;
+#pragma unroll
+    for (u32 g = 0; g < GROUPS; g++) {
+        const u32 other = warp_shuffle(group_key[0], g);
+        before += other > group_key[0] || (other == group_key[0] && g < lane);
+    }
+    kept[0] = warp_ballot(lane < GROUPS && before < TOPK_GROUPS);
+#else
 #pragma unroll 1
     for (u32 j = 0; j < TOPK_GROUPS; j++) {
         u32 best = 0, id = 0xffffffffu;
@@ -155,12 +172,12 @@ DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
             if (group_key[s] == best) id = s * 32 + lane;
         id = warp_min(id);
 #pragma unroll
-        for (u32 s = 0; s < GROUPS_PER_LANE; s++)
+        for (u32 s = 0; s < GROUPS_PER_LANE; s++) {
             if (s * 32 + lane == id) group_key[s] = 0;
-#pragma unroll
-        for (u32 s = 0; s < GROUPS_PER_LANE; s++)
             if (s == id / 32) kept[s] |= 1u << (id & 31);
+        }
     }
+#endif
 #pragma unroll
     for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
         const u32 e = i * 32 + lane, g = e / GROUP_SIZE;

@@ -94,6 +94,7 @@ EMULATION_INLINE float f32_mul(float a, float b) { return a * b; }
 EMULATION_INLINE float f32_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 EMULATION_INLINE float f32_div(float a, float b) { return a / b; }
 EMULATION_INLINE float f32_sqrt(float a) { return __builtin_sqrtf(a); }
+EMULATION_INLINE float f32_reciprocal(float a) { return 1.0f / a; }
 
 /* ---- 16-bit floats ---- */
 DEVICE float f16_to_f32(u16 h) { return emulation_f16_to_f32(h); }
