@@ -26,67 +26,58 @@ struct place {
     float low_scale, high_scale;
 };
 
-template <class Experts, class Offsets>
-DEVICE void enter_item(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 item, u32 total) {
+DEVICE void enter_item(const moer_down_args &a, place &p, u32 item, u32 total) {
     p.item = item;
     p.round = 0;
     if (item >= total) return;
-    const u32 d = item / K_SPLIT, column = block_index_x() * 16 + (lane_index() >> 2), expert = (u32)experts[d];
-    p.base = (u32)offsets[d];
-    p.end_row = (u32)offsets[d + 1];
+    const u32 d = item / K_SPLIT, column = block_index_x() * 16 + (lane_index() >> 2), expert = (u32)a.distinct_experts[d];
+    p.base = (u32)a.distinct_offsets[d];
+    p.end_row = (u32)a.distinct_offsets[d + 1];
     p.low = find_weight_row(a.weights, expert, column < ROWS ? column : ROWS - 1);
     p.high = find_weight_row(a.weights, expert, column + 8 < ROWS ? column + 8 : ROWS - 1);
     p.low_scale = ROW_HAS_SCALE ? row_scale(p.low) : 1.0f;
     p.high_scale = ROW_HAS_SCALE ? row_scale(p.high) : 1.0f;
 }
 
-template <class Experts, class Offsets>
-DEVICE void advance(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 total) {
+DEVICE void advance(const moer_down_args &a, place &p, u32 total) {
     if (++p.round < ROUNDS(K_SPLIT)) return;
     p.round = 0;
     p.base += 8;
-    if (p.base >= p.end_row) enter_item(a, experts, offsets, p, p.item + block_threads() / 32, total);
+    if (p.base >= p.end_row) enter_item(a, p, p.item + block_threads() / 32, total);
 }
 
 KERNEL(moe_route_down, 512, moer_down_args) {
     SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */
-    SHARED(int, experts, MAX_PAIRS); /* the maps, so that finding a tile doesn't wait behind the loads of another one's weights */
-    SHARED(int, offsets, MAX_PAIRS + 1);
     SHARED(int, pair_row, MAX_PAIRS);
     SHARED(float, pair_weight, MAX_PAIRS);
     const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();
     wait_for_previous_kernels();
     let_next_kernel_start();
-    const u32 num_distinct = (u32)a.distinct_count[0], total = num_distinct * K_SPLIT;
-    for (u32 i = thread_index(); i < num_distinct; i += block_threads()) experts[i] = a.distinct_experts[i];
-    for (u32 i = thread_index(); i <= num_distinct; i += block_threads()) offsets[i] = a.distinct_offsets[i];
+    const u32 total = (u32)a.distinct_count[0] * K_SPLIT;
+    place next = {};
+    tile_chunks<K_SPLIT> ahead;
+    enter_item(a, next, warp_index(), total);
+    if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT);
     for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) {
         pair_row[pair] = a.pair_to_row[pair];
         pair_weight[pair] = WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair);
     }
-    block_barrier();
-    place next = {};
-    tile_chunks<K_SPLIT> ahead;
-    enter_item(a, experts, offsets, next, warp_index(), total);
-    if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT);
     float sums[1][4];
 #pragma unroll 1
     while (next.item < total) {
         const place here = next;
-        const u32 part = here.item % K_SPLIT, first_step = part + here.round * LOADED_STEPS(K_SPLIT) * K_SPLIT;
+        const u32 part = here.item % K_SPLIT;
+        tile_chunks<K_SPLIT> loaded = ahead;
+        advance(a, next, total);
+        if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT + next.round * LOADED_STEPS(K_SPLIT) * K_SPLIT);
         /* Where there is no token: another row, whose sums nobody uses, or null where multiplying costs time by the token. */
         const u32 wanted = here.base + g, row = wanted < here.end_row ? wanted : here.base;
         const u8 *x[1] = {TENSOR_CORES || wanted < here.end_row ? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0};
-        tile_chunks<K_SPLIT> loaded = ahead;
-        tile_activations<K_SPLIT> activations;
-        load_tile_activations<K_SPLIT>(activations, x[0], first_step);
-        advance(a, experts, offsets, next, total);
-        if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT + next.round * LOADED_STEPS(K_SPLIT) * K_SPLIT);
         if (here.round == 0) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) sums[0][i] = 0.0f;
         }
-        multiply_loaded<1, K_SPLIT>(sums, loaded, activations, here.low, here.high, x, first_step);
+        multiply_loaded<1, K_SPLIT>(sums, loaded, here.low, here.high, x, part + here.round * LOADED_STEPS(K_SPLIT) * K_SPLIT);
         if (here.round != ROUNDS(K_SPLIT) - 1) continue;
         scale_rows<1>(sums, here.low_scale, here.high_scale);
 #pragma unroll

@@ -15,7 +15,7 @@
   activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);
   K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);
   OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's; RESIDENT_BLOCKS, how many share a multiprocessor;
-  ROW_BLOCKS; MAX_PAIRS, 0: any number. Grid: any number of blocks.
+  ROW_BLOCKS. Grid: any number of blocks.
 */
 #include "device.h"
 #include "args.h"
@@ -38,17 +38,6 @@ DEVICE u32 tile_row(u32 tile, u32 i) {
     return INTERLEAVED ? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;
 }
 
-/* Where the maps are read: distinct experts, their first rows, and the pair of each row. */
-template <class Experts, class Offsets, class Pairs>
-struct tile_maps {
-    Experts &experts;
-    Offsets &offsets;
-    Pairs &pairs;
-};
-
-template <class Experts, class Offsets, class Pairs>
-DEVICE tile_maps<Experts, Offsets, Pairs> maps_of(Experts &experts, Offsets &offsets, Pairs &pairs) { return {experts, offsets, pairs}; }
-
 /* Where a block is in its work: tile `work % NUM_TILES` of distinct expert work / NUM_TILES, the expert's rows from `base`
    on, a round of loads. */
 struct place {
@@ -60,42 +49,39 @@ struct place {
 
 /* The activations of the lane's token in each block of rows. Where there is no token: another row, whose sums nobody uses,
    or null where multiplying costs time by the token. */
-template <class Maps>
-DEVICE void find_activations(const moer_matmul_args &a, const Maps &maps, place &p) {
+DEVICE void find_activations(const moer_matmul_args &a, place &p) {
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; b++) {
         const u32 wanted = p.base + b * 8 + (lane_index() >> 2);
         const u32 row = wanted < p.end_row ? wanted : p.base;
         u32 index = row;
-        if (X_INDEX != 2) index = (u32)maps.pairs[row];
+        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];
         if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;
         p.x[b] = TENSOR_CORES || wanted < p.end_row ? (const u8 *)a.x + (u64)index * INNER * X_BYTES : 0;
     }
 }
 
-template <class Maps>
-DEVICE void enter_tile(const moer_matmul_args &a, const Maps &maps, place &p, u32 work, u32 total) {
+DEVICE void enter_tile(const moer_matmul_args &a, place &p, u32 work, u32 total) {
     p.work = work;
     p.round = 0;
     if (work >= total) return;
     const u32 d = work / NUM_TILES, tile = work % NUM_TILES, g = lane_index() >> 2;
-    p.expert = (u32)maps.experts[d];
-    p.base = (u32)maps.offsets[d];
-    p.end_row = (u32)maps.offsets[d + 1];
+    p.expert = (u32)a.distinct_experts[d];
+    p.base = (u32)a.distinct_offsets[d];
+    p.end_row = (u32)a.distinct_offsets[d + 1];
     p.low = find_weight_row(a.weights, p.expert, tile_row(tile, g));
     p.high = find_weight_row(a.weights, p.expert, tile_row(tile, g + 8));
     p.low_scale = ROW_HAS_SCALE ? row_scale(p.low) : 1.0f;
     p.high_scale = ROW_HAS_SCALE ? row_scale(p.high) : 1.0f;
-    find_activations(a, maps, p);
+    find_activations(a, p);
 }
 
-template <class Maps>
-DEVICE void advance(const moer_matmul_args &a, const Maps &maps, place &p, u32 total) {
+DEVICE void advance(const moer_matmul_args &a, place &p, u32 total) {
     if (++p.round < ROUNDS(WARPS)) return;
     p.round = 0;
     p.base += TILE_TOKENS;
-    if (p.base >= p.end_row) enter_tile(a, maps, p, p.work + grid_blocks_x(), total);
-    else find_activations(a, maps, p);
+    if (p.base >= p.end_row) enter_tile(a, p, p.work + grid_blocks_x(), total);
+    else find_activations(a, p);
 }
 
 /* Adds up the warps' parts of the tile's sums, and writes its outputs. */
@@ -156,33 +142,18 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
     let_next_kernel_start();
     const u32 num_distinct = (u32)a.distinct_count[0], total = num_distinct * NUM_TILES;
     if (OUT_BY_PAIR) clear_other_pairs(a);
-#if MAX_PAIRS
-    SHARED(int, experts, MAX_PAIRS); /* the maps, so that finding a tile doesn't wait behind the loads of another one's weights */
-    SHARED(int, offsets, MAX_PAIRS + 1);
-    SHARED(int, pairs, MAX_PAIRS);
-    for (u32 i = thread_index(); i < num_distinct; i += WARPS * 32) experts[i] = a.distinct_experts[i];
-    for (u32 i = thread_index(); i <= num_distinct; i += WARPS * 32) offsets[i] = a.distinct_offsets[i];
-    for (u32 i = thread_index(); i < a.num_pairs; i += WARPS * 32) pairs[i] = a.row_to_pair[i];
-    block_barrier();
-    const auto maps = maps_of(experts, offsets, pairs);
-#else
-    const auto maps = maps_of(a.distinct_experts, a.distinct_offsets, a.row_to_pair);
-#endif
 
     place next = {};
     tile_chunks<WARPS> ahead;
-    enter_tile(a, maps, next, block_index_x(), total);
+    enter_tile(a, next, block_index_x(), total);
     if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp);
     float sums[ROW_BLOCKS][4];
     u32 half = 0;
 #pragma unroll 1
     while (next.work < total) {
         const place here = next;
-        const u32 first_step = warp + here.round * LOADED_STEPS(WARPS) * WARPS;
         tile_chunks<WARPS> loaded = ahead;
-        tile_activations<WARPS> activations;
-        if (ROW_BLOCKS == 1) load_tile_activations<WARPS>(activations, here.x[0], first_step);
-        advance(a, maps, next, total);
+        advance(a, next, total);
         if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp + next.round * LOADED_STEPS(WARPS) * WARPS);
         if (here.round == 0) {
 #pragma unroll
@@ -190,7 +161,7 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;
         }
-        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, activations, here.low, here.high, here.x, first_step);
+        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, here.low, here.high, here.x, warp + here.round * LOADED_STEPS(WARPS) * WARPS);
         if (here.round != ROUNDS(WARPS) - 1) continue;
         scale_rows<ROW_BLOCKS>(sums, here.low_scale, here.high_scale);
 #pragma unroll

@@ -16,8 +16,8 @@
   Activations in f16 or bf16 are multiplied on tensor cores, with weights in the same type. Otherwise (f32 on either side,
   or f16 against bf16) f32 multiply-adds on the same lane layout take their place.
 
-  A kernel takes a tile's activations by load_tile_activations, starts the next tile's weights by load_tile, multiplies by
-  multiply_loaded, and ends with scale_rows.
+  A kernel loads the steps of one tile by load_tile while it multiplies those of the one before by multiply_loaded, and ends
+  with scale_rows.
 
   A format's header says for a lane: load_weight_chunk, what it loads of a row in a step; arrange_weight_chunk, the exchange
   with the three other lanes of the row; unpack_sub, a sub as pairs of floats in the order PAIR_ORDER; sub_scale and
@@ -188,7 +188,8 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
     }
 }
 
-/* One step: sums[b] += rows' chunks against the activations x[b], which are in `ahead` where there is one block of tokens. */
+/* One step: sums[b] += rows' chunks against the activations x[b]. Those of one block of tokens are under way while the
+   weights are unpacked; those of more would take too many registers. */
 template <int BLOCKS>
 DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&ahead)[SUBS][NUM_PAIRS]) {
     arrange_weight_chunk(low);
@@ -254,31 +255,18 @@ DEVICE void load_tile(tile_chunks<STRIDE> &c, const weight_row &low, const weigh
     }
 }
 
-/* The activations of the lane's token in those steps. They are loaded before the next tile's weights: loads return in order,
-   and would otherwise wait for memory although they hit. */
-template <u32 STRIDE>
-struct tile_activations {
-    u32 word[LOADED_STEPS(STRIDE)][SUBS][NUM_PAIRS];
-};
-
-template <u32 STRIDE>
-DEVICE void load_tile_activations(tile_activations<STRIDE> &a, const u8 *x, u32 first_step) {
+template <int BLOCKS, u32 STRIDE>
+DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &c, const weight_row &, const weight_row &, const u8 *const (&x)[BLOCKS], u32 first_step) {
+    u32 ahead[LOADED_STEPS(STRIDE)][SUBS][NUM_PAIRS];
 #pragma unroll
-    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++)
+    for (u32 d = 0; d < LOADED_STEPS(STRIDE) && BLOCKS == 1; d++)
         if (step_exists<STRIDE>(first_step + d * STRIDE))
 #pragma unroll
-            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, first_step + d * STRIDE, sub, a.word[d][sub]);
-}
-
-/* With one block of tokens, their activations are in `a`; with more, which would take too many registers, they are loaded
-   here. */
-template <int BLOCKS, u32 STRIDE>
-DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &c, const tile_activations<STRIDE> &a, const weight_row &, const weight_row &, const u8 *const (&x)[BLOCKS],
-                            u32 first_step) {
+            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x[0], first_step + d * STRIDE, sub, ahead[d][sub]);
 #pragma unroll
     for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {
         const u32 step = first_step + d * STRIDE;
-        if (step_exists<STRIDE>(step)) multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step, a.word[d]);
+        if (step_exists<STRIDE>(step)) multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step, ahead[d]);
     }
 }
 
@@ -302,17 +290,10 @@ template <u32 STRIDE>
 struct tile_chunks {};
 
 template <u32 STRIDE>
-struct tile_activations {};
-
-template <u32 STRIDE>
 DEVICE void load_tile(tile_chunks<STRIDE> &, const weight_row &, const weight_row &, u32) {}
 
-template <u32 STRIDE>
-DEVICE void load_tile_activations(tile_activations<STRIDE> &, const u8 *, u32) {}
-
 template <int BLOCKS, u32 STRIDE>
-DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &, const tile_activations<STRIDE> &, const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS],
-                            u32 first_step) {
+DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &, const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step) {
     const u32 t = lane_index() & 3;
 #pragma unroll 1
     for (int b = 0; b < BLOCKS; b++) {

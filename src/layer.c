@@ -296,7 +296,6 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
         moer_define(defines, "WARPS", kind->warps);
         moer_define(defines, "RESIDENT_BLOCKS", moer_matmul_blocks(kind->warps));
-        moer_define(defines, "MAX_PAIRS", i == 0 ? layer->max_pairs_small : 0);
         moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
         status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
     }
