@@ -4430,11 +4430,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_19},
     {"expand.cu", moer_source_20},
     {NULL, NULL}};
-<<<<<<< HEAD
-static const char moer_sources_digest[] = "250514e08fca74c365516c2874255110209f0faa1fafbf9f7d48f84bcf3b9e50";
-=======
-static const char moer_sources_digest[] = "0659b4154aadc6ec3663d78a23059e194c397e84a9e319d863ee898b2a661f15";
->>>>>>> parent of 6f083d6 (Take activations before the next weights, and maps from shared memory)
+static const char moer_sources_digest[] = "bb48aa925e37979eed5f5c1e4279364a5a0d7579c8a0a590ccb0cb70e75476fa";
 
 /* ---- src/base.c ---- */
 /*
