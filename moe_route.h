@@ -100,7 +100,9 @@ typedef enum moe_route_device {
     MOE_ROUTE_DEVICE_GPU = 1,
     MOE_ROUTE_DEVICE_CPU = 2,     /* plain C over host addresses: the reference, and the fallback */
     MOE_ROUTE_DEVICE_COMPILE = 3  /* no device: creating a layer compiles its variants for `compile_target` into the
-                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. */
+                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. Addresses
+                                     aren't read, but a variant depends on which are given, and for data and scales on their
+                                     alignment up to 16 bytes: let them be as where the layer will run */
 } moe_route_device;
 
 /* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is
@@ -182,7 +184,7 @@ MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, 
      weights[j] = w[j] * scale * expert_scale[ids[j]] / k
 
    The order of a token's ids is: descending selection score, then ascending expert id. A NaN logit or bias counts as
-   -inf, +0 and -0 are equal. Every row has k distinct ids in range and finite weights. An expert whose selection score is
+   -inf, +0 and -0 are equal. Where ids are selected, every row has k distinct ids in range; weights are always finite. An expert whose selection score is
    -inf can't be selected: where fewer than k can be, the row ends with the lowest unused ids and weight 0. Without bias
    and groups, and with a built-in score, experts are ordered by l[e]: the same order before rounding.
    -------------------------------------------------------------------------------------------------------------------- */
@@ -345,10 +347,11 @@ typedef enum moe_route_global_scales {
      isn't supported.
    - GPT-OSS: format MXFP4; blocks [E, N, K / 32, 16] are data, scales [E, N, K / 32] are scales, as they are. Byte 0x52 holds
      code 2, which is 1, and code 5, which is 3.
-   - GGUF: ffn_gate_up_exps or ffn_down_exps as they lie in the file; its dimensions are listed innermost first, [K, N, E]. Gate
-     and up that are two tensors have to be put together, an expert's gate rows before its up rows.
+   - GGUF: ffn_gate_exps, ffn_up_exps and ffn_down_exps (experts.gate_up, up and down), or ffn_gate_up_exps, as they lie in the
+     file; its dimensions are listed innermost first, [K, N, E].
    - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)].
-     Blocks are counted over all N rows: gate and up of a checkpoint make one matrix only where I is a multiple of 128. */
+     Blocks are counted over all N rows: gate and up make one matrix only where I is a multiple of 128; otherwise give them as
+     experts.gate_up and experts.up. */
 typedef struct moe_route_weights {
     moe_route_format format;
     moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
@@ -396,6 +399,9 @@ typedef struct moe_route_experts {
     moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE: this layer is used for its down
                                          matmul alone */
     moe_route_weights down;           /* N = H, K = I. FORMAT_NONE: likewise for gate_up */
+    moe_route_weights up;             /* FORMAT_NONE: gate_up holds gate and up. Otherwise gate_up is the gate alone and this is
+                                         up, both N = I and alike in all but their addresses, as in GGUF files; not with
+                                         operation MATMUL */
     moe_route_gate_up_order gate_up_order;
     moe_route_activation activation;
     float activation_alpha;           /* SILU's alpha; 0: 1. GPT-OSS: 1.702 */
@@ -660,7 +666,7 @@ typedef struct moe_route_launch_info {
     uint32_t block;        /* threads a block */
     uint32_t static_shared_bytes;
     int32_t dependent;     /* launched with programmatic dependent launch */
-    uint64_t weight_bytes; /* weights and scales it reads at most: every chosen expert distinct */
+    uint64_t weight_bytes; /* weights, scales and zero points it reads at most: every chosen expert distinct */
 } moe_route_launch_info;
 
 #define MOE_ROUTE_MAX_LAUNCHES 8
@@ -671,7 +677,8 @@ typedef struct moe_route_plan {
     size_t workspace_size;
 } moe_route_plan;
 
-/* The launches of one operation at `num_tokens` tokens: made by the same code that launches. */
+/* The launches of one operation at `num_tokens` tokens: made by the same code that launches. ROUTE is explained with maps,
+   MATMUL for gate_up, or for down where there is no gate_up. */
 MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *layer, moe_route_operation operation,
                                                        uint32_t num_tokens, moe_route_plan *plan);
 
@@ -856,7 +863,9 @@ typedef struct moer_weights_args {
 /* matmul.cu: one expert weight matrix times the rows that chose the expert */
 typedef struct moer_matmul_args {
     moer_weights_args weights;
+    moer_weights_args up_weights;              /* [E_local, N, K] where UP_APART is 1 */
     MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */
+    MOER_ADDRESS(const void) up_bias;          /* likewise */
     MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */
     MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */
     MOER_ADDRESS(const int) distinct_experts;
@@ -920,7 +929,6 @@ typedef struct moer_combine_args {
 
 #define MOER_MAX_EXPERTS 2048u
 #define MOER_MAX_SHARED 32u
-#define MOER_PREFETCH_BYTES 25000000u /* about half of the smallest L2 beside tensor cores with dependent launch */
 #define MOER_MAX_GROUPS 64u
 #define MOER_MAX_REPLICAS 64u
 #define MOER_MAX_TOP_K 64u
@@ -1269,6 +1277,7 @@ typedef int moer_cu_result;  /* CUresult */
 typedef int moer_cu_device;  /* CUdevice */
 enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+    MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
@@ -1423,6 +1432,7 @@ struct moe_route_context {
     int usable;                 /* 0: creation failed */
     uint32_t target;
     uint32_t num_multiprocessors;
+    uint64_t l2_bytes;          /* 0: unknown */
     char name[128];
     int driver_version;
     long process_id;
@@ -1513,7 +1523,7 @@ static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
-    moer_matrix gate_up, down;
+    moer_matrix gate_up, down, up; /* up: where it is a matrix of its own, and gate_up the gate alone */
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
@@ -1845,8 +1855,10 @@ static const char *const moer_source_1[] = { /* args.h */
     "/* matmul.cu: one expert weight matrix times the rows that chose the expert */\n"
     "typedef struct moer_matmul_args {\n"
     "    moer_weights_args weights;\n"
+    "    moer_weights_args up_weights;              /* [E_local, N, K] where UP_APART is 1 */\n"
     "    MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */\n"
-    "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n",
+    "    MOER_ADDRESS(const void) up_bias;          /* likewise */\n",
+    "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n"
     "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
     "    MOER_ADDRESS(const int) distinct_experts;\n"
     "    MOER_ADDRESS(const int) distinct_offsets;\n"
@@ -1922,7 +1934,8 @@ static const char *const moer_source_3[] = { /* placement.h */
     "/*\n"
     "  placement.h: which physical expert serves an expert. Which of those are local is the maps' business.\n"
     "\n"
-    "  Constants: MAP_COLUMNS, where an expert map [E, MAP_COLUMNS] is given; E.\n"
+    "  Constants: where an expert map [E, MAP_COLUMNS] is given, MAP_COLUMNS and PLACED_EXPERTS: identity and skip experts, from\n"
+    "  there on, are nowhere.\n"
     "*/\n"
     "#ifndef MAP_COLUMNS\n"
     "#define MAP_COLUMNS 0\n"
@@ -1932,7 +1945,7 @@ static const char *const moer_source_3[] = { /* placement.h */
     "   there is none. */\n"
     "DEVICE u32 physical_expert(const int *expert_map, u32 id, u32 token) {\n"
     "#if MAP_COLUMNS\n"
-    "    if (id >= E) return 0xffffffffu;\n"
+    "    if (id >= PLACED_EXPERTS) return 0xffffffffu;\n"
     "    const int *replicas = expert_map + id * MAP_COLUMNS;\n"
     "    u32 count = 0;\n"
     "#pragma unroll 1\n"
@@ -3203,7 +3216,7 @@ static const char *const moer_source_11[] = { /* tile.h */
     "#define LOADED_STEPS(parts) (TENSOR_CORES && PART_STEPS(parts) > CHUNKS_AHEAD \? CHUNKS_AHEAD : PART_STEPS(parts))\n"
     "#define ROUNDS(parts) ((PART_STEPS(parts) + LOADED_STEPS(parts) - 1) / LOADED_STEPS(parts))\n"
     "\n"
-    "/* BYTES bytes of weights from `p` on, a power of two up to 16, of which the row has `left`; zero bits for the others. */\n"
+    "/* BYTES bytes of weights from `p` on, a power of two up to 32, of which the row has `left`; zero bits for the others. */\n"
     "template <u32 BYTES, u32 ALIGN, u32 WORDS>\n"
     "DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {\n"
     "    static_assert((BYTES + 3) / 4 <= WORDS, \"room for the bytes\");\n",
@@ -3211,9 +3224,12 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    for (u32 i = 0; i < WORDS; i++) word[i] = 0;\n"
     "    if (ALIGN >= (BYTES < 4 \? BYTES : 4) && left >= BYTES) {\n"
     "        if (BYTES % 16 == 0 && ALIGN >= 16) {\n"
-    "            const u32x4 v = load_weights_16(p);\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++) word[i % WORDS] = v.v[i];\n"
+    "            for (u32 i = 0; i < BYTES / 16; i++) {\n"
+    "                const u32x4 v = load_weights_16(p + i * 16);\n"
+    "#pragma unroll\n"
+    "                for (u32 j = 0; j < 4; j++) word[(i * 4 + j) % WORDS] = v.v[j];\n"
+    "            }\n"
     "        } else if (BYTES % 8 == 0 && ALIGN >= 8) {\n"
     "#pragma unroll\n"
     "            for (u32 i = 0; i < BYTES / 8; i++) {\n"
@@ -3301,8 +3317,8 @@ static const char *const moer_source_11[] = { /* tile.h */
     "        }\n"
     "    }\n"
     "}\n"
-    "\n"
-    "/* The same in the order of the sub's pairs. */\n",
+    "\n",
+    "/* The same in the order of the sub's pairs. */\n"
     "DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i++) {\n"
@@ -3373,9 +3389,9 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* What a lane has loaded of its two rows: LOADED_STEPS(STRIDE) steps, STRIDE apart. */\n"
+    "/* What a lane has loaded of its two rows: LOADED_STEPS(STRIDE) steps, STRIDE apart. */\n",
     "template <u32 STRIDE>\n"
-    "struct tile_chunks {\n",
+    "struct tile_chunks {\n"
     "    weight_chunk low[LOADED_STEPS(STRIDE)], high[LOADED_STEPS(STRIDE)];\n"
     "};\n"
     "\n"
@@ -4023,7 +4039,8 @@ static const char *const moer_source_17[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and go through\n"
-    "  the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once.\n"
+    "  the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once\n"
+    "  (and from L2 for each further 8 * ROW_BLOCKS rows).\n"
     "\n"
     "  h[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]\n"
     "  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]\n"
@@ -4033,7 +4050,7 @@ static const char *const moer_source_17[] = { /* matmul.cu */
     "  is never idle; one barrier a tile, since two of them share nothing in shared memory. What the next kernel will read of its\n"
     "  own weights is brought into L2 at the end.\n"
     "\n"
-    "  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; ACTIVATION, moe_route_activation + 1, and CLAMP, as in\n"
+    "  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; UP_APART, 1: up is a matrix of its own, with N = I; ACTIVATION, moe_route_activation + 1, and CLAMP, as in\n"
     "  activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);\n"
     "  K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);\n"
     "  OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's; RESIDENT_BLOCKS, how many share a multiprocessor;\n"
@@ -4045,7 +4062,10 @@ static const char *const moer_source_17[] = { /* matmul.cu */
     "#include \"activations.h\"\n"
     "#include \"tile.h\"\n"
     "\n"
-    "#define COLUMNS (GATED \? ROWS / 2 : ROWS)        /* of the output */\n"
+    "#ifndef UP_APART\n"
+    "#define UP_APART 0\n"
+    "#endif\n"
+    "#define COLUMNS (GATED && !UP_APART \? ROWS / 2 : ROWS) /* of the output */\n"
     "#define TILE_COLUMNS (GATED \? 8 : 16)\n"
     "#define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
     "#define TILE_TOKENS (8 * ROW_BLOCKS)\n"
@@ -4056,7 +4076,7 @@ static const char *const moer_source_17[] = { /* matmul.cu */
     "DEVICE u32 tile_row(u32 tile, u32 i) {\n"
     "    u32 column = tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
     "    if (column >= COLUMNS) column = COLUMNS - 1;\n"
-    "    if (!GATED) return column;\n"
+    "    if (!GATED || UP_APART) return column;\n"
     "    return INTERLEAVED \? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;\n"
     "}\n"
     "\n"
@@ -4090,10 +4110,10 @@ static const char *const moer_source_17[] = { /* matmul.cu */
     "    const u32 d = work / NUM_TILES, tile = work % NUM_TILES, g = lane_index() >> 2;\n"
     "    p.expert = (u32)a.distinct_experts[d];\n"
     "    p.base = (u32)a.distinct_offsets[d];\n"
-    "    p.end_row = (u32)a.distinct_offsets[d + 1];\n"
+    "    p.end_row = (u32)a.distinct_offsets[d + 1];\n",
     "    p.low = find_weight_row(a.weights, p.expert, tile_row(tile, g));\n"
-    "    p.high = find_weight_row(a.weights, p.expert, tile_row(tile, g + 8));\n"
-    "    p.low_scale = ROW_HAS_SCALE \? row_scale(p.low) : 1.0f;\n",
+    "    p.high = find_weight_row(UP_APART \? a.up_weights : a.weights, p.expert, tile_row(tile, g + 8));\n"
+    "    p.low_scale = ROW_HAS_SCALE \? row_scale(p.low) : 1.0f;\n"
     "    p.high_scale = ROW_HAS_SCALE \? row_scale(p.high) : 1.0f;\n"
     "    find_activations(a, p);\n"
     "}\n"
@@ -4127,7 +4147,7 @@ static const char *const moer_source_17[] = { /* matmul.cu */
     "        if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
     "        if (GATED) {\n"
     "            if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
-    "            if (BIAS) up = f32_add(up, load_value(a.bias, (u64)p.expert * ROWS + tile_row(tile, c + 8), BIAS));\n"
+    "            if (BIAS) up = f32_add(up, load_value(UP_APART \? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(tile, c + 8), BIAS));\n"
     "            value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
     "        }\n"
     "        store_value(a.out, (u64)(OUT_BY_PAIR \? pair : row) * COLUMNS + column, OUT, value);\n"
@@ -4157,11 +4177,11 @@ static const char *const moer_source_17[] = { /* matmul.cu */
     "    prefetch_array(a, a.next_scales, a.next_scale_bytes, num_experts);\n"
     "}\n"
     "\n"
-    "KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n"
+    "KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n",
     "    SHARED(float, partial, 2 * PARTIAL_SIZE); /* [this tile or the next][warp][weight row][token] */\n"
     "    const u32 warp = warp_index(), lane = lane_index(), g = lane >> 2, t = lane & 3;\n"
     "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n",
+    "    let_next_kernel_start();\n"
     "    const u32 num_distinct = (u32)a.distinct_count[0], total = num_distinct * NUM_TILES;\n"
     "    if (OUT_BY_PAIR) clear_other_pairs(a);\n"
     "\n"
@@ -4430,7 +4450,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_19},
     {"expand.cu", moer_source_20},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "bb48aa925e37979eed5f5c1e4279364a5a0d7579c8a0a590ccb0cb70e75476fa";
+static const char moer_sources_digest[] = "c07c7135d7947b819dfaea567334f9af6799ff2c0085439b0c583ec2c75e70dc";
 
 /* ---- src/base.c ---- */
 /*
@@ -7235,7 +7255,7 @@ static moer_bytes moer_cache_read_entry(moe_route_context *context, const moer_c
 
 static int moer_cache_list_file(moe_route_context *context, const moer_cache_file *file, void *user) {
     moer_cache_visit *visit = (moer_cache_visit *)user;
-    char kernel[64] = "", variant[512] = "";
+    char kernel[64] = "", variant[MOER_DEFINES_MAX] = "";
     moe_route_cache_entry entry;
     moer_entry parsed;
     moer_bytes bytes;
@@ -7394,7 +7414,7 @@ static moe_route_status moer_context_bind(moe_route_context *context, int ordina
 
 static moe_route_status moer_context_open_gpu(moe_route_context *context, const moe_route_context_desc *desc) {
     const moer_driver *driver = &context->driver;
-    int major = 0, minor = 0, multiprocessors = 0;
+    int major = 0, minor = 0, multiprocessors = 0, l2_bytes = 0;
     moer_cu_result result;
     moe_route_status status = moer_driver_open(context);
     if (status == MOE_ROUTE_OK) status = moer_context_bind(context, desc->device_ordinal, desc->cuda_context);
@@ -7403,7 +7423,9 @@ static moe_route_status moer_context_open_gpu(moe_route_context *context, const 
     if (result == 0) result = driver->cuDeviceGetAttribute(&major, MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context->cu_device);
     if (result == 0) result = driver->cuDeviceGetAttribute(&minor, MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context->cu_device);
     if (result == 0) result = driver->cuDeviceGetAttribute(&multiprocessors, MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context->cu_device);
+    if (result == 0) result = driver->cuDeviceGetAttribute(&l2_bytes, MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, context->cu_device);
     if (result != 0) return moer_driver_fail(context, "cuDeviceGetAttribute", result);
+    context->l2_bytes = l2_bytes > 0 ? (uint64_t)l2_bytes : 0;
     context->target = (uint32_t)(major * 10 + minor);
     context->num_multiprocessors = (uint32_t)multiprocessors;
     if (major < 8)
@@ -8321,7 +8343,7 @@ static uint32_t moer_physical_expert(const moer_router *router, int32_t id, uint
     const int32_t *replicas = (const int32_t *)moer_host(router->expert_map);
     uint32_t count = 0;
     if (router->expert_map == 0) return (uint32_t)id;
-    if ((uint32_t)id >= router->num_experts) return 0xffffffffu;
+    if ((uint32_t)id >= router->num_experts - router->num_skip_experts - router->num_identity) return 0xffffffffu; /* identity and skip experts are nowhere */
     replicas += (size_t)id * router->expert_map_columns;
     while (count < router->expert_map_columns && replicas[count] >= 0) count++;
     return count != 0 ? (uint32_t)replicas[token % count] : 0xffffffffu;
@@ -8730,7 +8752,7 @@ MOER_SCORE float moer_shifted_up(int clamp, float up, float beta, float offset, 
 
 typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of all experts */
     const moe_route_layer *layer;
-    const moer_matrix *matrix;
+    const moer_matrix *matrix, *up; /* up: where gate and up are two matrices */
     const int32_t *expert_offsets, *row_to_pair;
     int x_index; /* 0: x is indexed by token, 1: by pair, 2: by row */
     const void *x;
@@ -8758,18 +8780,19 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
     const moe_route_layer *layer = p->layer;
     const moer_matrix *matrix = p->matrix;
     const int gated = p->activated && layer->gated, interleaved = gated && layer->interleaved;
-    const uint32_t inner = matrix->inner, columns = gated ? matrix->rows / 2 : matrix->rows, top_k = layer->router.top_k;
+    const uint32_t inner = matrix->inner, columns = gated && p->up == NULL ? matrix->rows / 2 : matrix->rows, top_k = layer->router.top_k;
     uint32_t e, n;
     for (e = 0; e < layer->router.num_local_experts; e++) {
         const int32_t first = p->expert_offsets[e], end = p->expert_offsets[e + 1];
         if (first == end) continue;
         for (n = 0; n < columns; n++) {
             const size_t base = (size_t)e * matrix->rows;
-            const size_t row = interleaved ? n * 2 : n, up_row = interleaved ? n * 2 + 1 : n + columns;
+            const size_t row = interleaved ? n * 2 : n, up_row = p->up != NULL ? n : interleaved ? n * 2 + 1 : n + columns;
+            const moer_matrix *up_matrix = p->up != NULL ? p->up : matrix;
             float *up = p->scratch + inner;
             int32_t r;
             moer_cpu_decode_row(matrix, e, row, p->scratch);
-            if (gated) moer_cpu_decode_row(matrix, e, up_row, up);
+            if (gated) moer_cpu_decode_row(up_matrix, e, up_row, up);
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
                 const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
@@ -8777,7 +8800,7 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
                 float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + row));
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
-                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + up_row));
+                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(up_matrix, base + up_row));
                     value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_beta, layer->up_offset, layer->clamp);
                 }
                 moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);
@@ -8945,6 +8968,8 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
     } else if (from->jitter != 0.0f) {
         return moer_refuse_number(context, "router.jitter", from->jitter, "0 with scores other than SPARSE_MIXER");
     }
+    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && from->group_rule != MOE_ROUTE_GROUPS_MAX && from->group_rule != MOE_ROUTE_GROUPS_TOP2_SUM)
+        return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0) unless group_rule is MAX or TOP2_SUM");
     if (from->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE) {
         if (from->selection_bias != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "0 with DROPPED_ZERO_SCORE");
         if (from->score == MOE_ROUTE_SCORE_IDENTITY || from->score == MOE_ROUTE_SCORE_CUSTOM)
@@ -9110,7 +9135,9 @@ static void moer_define_router(char *defines, const moer_router *router) {
 static void moer_define_placement(char *defines, const moer_router *router) {
     moer_define(defines, "FIRST_EXPERT", router->first_expert);
     moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
-    moer_define_given(defines, "MAP_COLUMNS", router->expert_map_columns);
+    if (router->expert_map_columns == 0) return;
+    moer_define(defines, "MAP_COLUMNS", router->expert_map_columns);
+    moer_define(defines, "PLACED_EXPERTS", router->num_experts - router->num_skip_experts - router->num_identity);
 }
 
 /* ---- src/preset_table.c ---- */
@@ -9661,7 +9688,8 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
     const int integers = format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4, fp8 = format == MOE_ROUTE_FORMAT_FP8;
     const uint32_t size = from->group_size;
     if (!moer_has_scales(format)) {
-        if (from->scales != 0 || size != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
+        if (from->scales != 0 || size != 0 || from->scales_dtype != MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales, a scales_dtype or a group_size; its format has none", name);
     } else if (integers || fp8) {
         const moe_route_dtype dtype = moer_dtype_or(from->scales_dtype, fp8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16);
         if (dtype == MOE_ROUTE_DTYPE_DEFAULT)
@@ -9701,8 +9729,8 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
     }
 
     if (from->global_scales_shape < MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT || from->global_scales_shape > MOE_ROUTE_GLOBAL_SCALES_PER_PART ||
-        (from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART && matrix != &layer->gate_up))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales_shape is %d; allowed is PER_EXPERT (0), PER_TENSOR (1) or, with gate_up, PER_PART (2)", name,
+        (from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART && (matrix != &layer->gate_up || !layer->gated)))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales_shape is %d; allowed is PER_EXPERT (0), PER_TENSOR (1) or, with gate_up and a gate, PER_PART (2)", name,
                          (int)from->global_scales_shape);
     if (from->global_scales == 0) return MOE_ROUTE_OK;
     if (format != MOE_ROUTE_FORMAT_NVFP4)
@@ -9748,6 +9776,27 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
         if (from->bias % moer_dtype_size(matrix->bias_dtype) != 0)
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.bias is 0x%llx; allowed is a multiple of %u", name, from->bias, (unsigned)moer_dtype_size(matrix->bias_dtype));
     }
+    return MOE_ROUTE_OK;
+}
+
+/* Gate and up as two matrices go through one kernel: they may differ in nothing that it is compiled for. */
+static moe_route_status moer_layer_check_up(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    const moer_matrix *gate = &layer->gate_up, *up = &layer->up;
+    moe_route_status status;
+    if (experts->up.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (experts->gate_up_order != MOE_ROUTE_GATE_UP_HALVES) return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "0 where experts.up is given");
+    if (experts->up.format != experts->gate_up.format) return moer_refuse(context, "experts.up.format", (unsigned long long)experts->up.format, "that of experts.gate_up, or NONE (0)");
+    if (experts->gate_up.global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART)
+        return moer_refuse(context, "experts.gate_up.global_scales_shape", MOE_ROUTE_GLOBAL_SCALES_PER_PART, "PER_EXPERT (0) or PER_TENSOR (1) where experts.up is given");
+    status = moer_layer_check_matrix(layer, &experts->up, "up", gate->rows, gate->inner, &layer->up);
+    if (status != MOE_ROUTE_OK) return status;
+    if (up->group_size != gate->group_size || up->group_rows != gate->group_rows) return moer_refuse(context, "experts.up.group_size", up->group_size, "as in experts.gate_up, and so is group_rows");
+    if (up->scales_kind != gate->scales_kind) return moer_refuse(context, "experts.up.scales_dtype", (unsigned long long)up->scales_kind, "that of experts.gate_up");
+    if (up->signed_codes != gate->signed_codes) return moer_refuse(context, "experts.up.codes", (unsigned long long)experts->up.codes, "that of experts.gate_up");
+    if ((up->zero_points != 0) != (gate->zero_points != 0)) return moer_refuse(context, "experts.up.zero_points", up->zero_points, "given where those of experts.gate_up are, and 0 otherwise");
+    if (up->global != gate->global) return moer_refuse(context, "experts.up.global_scales", up->global_scales, "given as those of experts.gate_up are");
+    if (up->bias_dtype != gate->bias_dtype) return moer_refuse(context, "experts.up.bias", up->bias, "given as that of experts.gate_up is, in the same dtype");
     return MOE_ROUTE_OK;
 }
 
@@ -9797,7 +9846,8 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
     if (experts->intermediate_size < 1 || experts->intermediate_size > MOER_MAX_SIZE)
         return moer_refuse(context, "experts.intermediate_size", experts->intermediate_size, "1 to 65536 with expert weights");
     layer->intermediate_size = experts->intermediate_size;
-    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * (layer->gated ? 2 : 1), experts->hidden_size, &layer->gate_up);
+    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * (layer->gated && experts->up.format == MOE_ROUTE_FORMAT_NONE ? 2 : 1), experts->hidden_size, &layer->gate_up);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_up(layer, experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_matrix(layer, &experts->down, "down", experts->hidden_size, experts->intermediate_size, &layer->down);
     return status;
 }
@@ -9815,6 +9865,8 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.gate_up.format and experts.down.format are 0 (NONE); operation MATMUL needs one of them");
+    if ((operations & MOE_ROUTE_OPERATION_MATMUL) && layer->up.format != MOE_ROUTE_FORMAT_NONE)
+        return moer_refuse(context, "experts.up.format", (unsigned long long)layer->up.format, "NONE (0) with operation MATMUL, which multiplies one matrix");
     if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE)) && layer->hidden_size == 0)
         return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND and COMBINE");
     layer->operations = operations;
@@ -9900,6 +9952,7 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
 }
 
 static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
+    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix; /* goes through the same loads */
     moer_define(defines, "FORMAT", matrix->format);
     moer_define(defines, "X", layer->dtype);
     moer_define(defines, "ROWS", matrix->rows);
@@ -9907,12 +9960,12 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
     moer_define(defines, "GROUP", matrix->group_size);
     moer_define(defines, "GROUP_ROWS", matrix->group_rows);
     moer_define(defines, "SCALES", matrix->scales_kind);
-    moer_define(defines, "SCALE_ALIGN", moer_alignment(moer_scale_row_bytes(matrix), matrix->scales));
+    moer_define(defines, "SCALE_ALIGN", moer_alignment(moer_scale_row_bytes(matrix), matrix->scales | other->scales));
     moer_define(defines, "ZERO_POINTS", matrix->zero_points != 0);
     moer_define(defines, "SIGNED", (unsigned long)matrix->signed_codes);
     moer_define(defines, "GLOBAL", matrix->global);
     moer_define(defines, "BIAS", matrix->bias_dtype);
-    moer_define(defines, "WEIGHT_ALIGN", moer_alignment(moer_row_bytes(matrix), matrix->data));
+    moer_define(defines, "WEIGHT_ALIGN", moer_alignment(moer_row_bytes(matrix), matrix->data | other->data));
     moer_define(defines, "X_ALIGN", moer_row_alignment(matrix->inner, layer->dtype));
     moer_define(defines, "K", layer->router.top_k);
 }
@@ -9933,6 +9986,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         moer_define_tile(defines, layer, matrix);
         moer_define(defines, "GATED", kind->activated && layer->gated);
         moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
+        moer_define_given(defines, "UP_APART", kind->activated && layer->up.format != MOE_ROUTE_FORMAT_NONE);
         moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
         moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
         moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
@@ -10332,20 +10386,21 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
 
 /* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
 static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
-    const uint32_t tiles = moer_divide_up(matrix->rows, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
+    const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
+    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
     moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
-    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     return launch;
 }
 
-/* The down matmul's weights, as far as they are sure to stay in L2 until it reads them. */
-static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down) {
+/* The down matmul's weights, as many as two fifths of L2 hold: the rest of it has the weights that are being read. */
+static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, uint64_t l2_bytes) {
     const uint64_t data = (uint64_t)down->rows * moer_row_bytes(down), scales = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
     args->next_data = down->data;
     args->next_scales = down->scales;
     args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
     args->next_scale_bytes = down->scales % 16 == 0 && scales % 16 == 0 ? scales : 0;
-    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (data + scales));
+    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales));
 }
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
@@ -10355,6 +10410,8 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
+    moer_weights_args_of(&gate_up->up_weights, &layer->up);
+    gate_up->up_bias = layer->up.bias;
     gate_up->x = from->x;
     gate_up->out = from->workspace + w->h;
     gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
@@ -10366,7 +10423,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 
     if (layer->fused_combine && !large) {
         moer_down_args *args;
-        moer_prefetch_down(gate_up, &layer->down);
+        moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
@@ -10484,6 +10541,7 @@ static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer
     moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
     product.x = moer_host(args->x);
     product.activated = 1;
+    product.up = layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : NULL;
     product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
     product.out = moer_host(args->workspace + w->h);
     moer_cpu_multiply(&product);
@@ -10690,6 +10748,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
     if (given) {
         status = moer_check_address(&call, "ids", args->ids, 1, 4);
         if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 1, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
+        if (status == MOE_ROUTE_OK && args->shared_weights != 0)
+            return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: shared_weights is given; it is an output with logits alone", call.function);
     } else {
         status = moer_check_routing(&call, args->num_tokens, &routing, 0);
     }
@@ -10724,7 +10784,7 @@ static moe_route_status moer_run_routing(const moer_call *call, uint32_t num_tok
     moe_route_status status = moer_check_address(call, "num_valid_tokens", routing->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_maps(call, num_tokens, maps, routing);
     if (status != MOE_ROUTE_OK) return status;
-    if (num_tokens == 0 && !routing->any_map) return MOE_ROUTE_OK; /* with maps their counts are still owed: zeros */
+    if (!routing->any_map && (num_tokens == 0 || routing->logits == 0)) return MOE_ROUTE_OK; /* with maps their counts are still owed: zeros */
     memset(&w, 0, sizeof w);
     if (!moer_is_cpu(layer) && routing->any_map && num_tokens * layer->router.top_k > MOER_SMALL_PAIRS) {
         status = moer_check_workspace(call, num_tokens, workspace, workspace_size, &w);

@@ -47,14 +47,14 @@ typedef struct layer_shape {
     uint32_t num_experts, top_k, hidden_size, intermediate_size;
     moe_route_format format;
     uint32_t group_size;
-    double distinct[5]; /* mean distinct experts at 1, 2, 4, 8 and 16 tokens that the drawn logits aim at */
+    double distinct; /* mean distinct experts at 16 tokens that the drawn logits aim at */
 } layer_shape;
 
 static const layer_shape layer_shapes[] = {
-    {"qwen3.6-35b-a3b-int4", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_INT4, 64, {8, 15.4, 28.6, 50.9, 84.1}},
-    {"qwen3.6-35b-a3b-bf16", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_BF16, 0, {8, 15.4, 28.6, 50.9, 84.1}},
-    {"gpt-oss-20b-int4", 32, 4, 2880, 2880, MOE_ROUTE_FORMAT_INT4, 64, {4, 7.1, 11.6, 17.1, 22.9}},
-    {"gemma-4-26b-a4b-int4", 128, 8, 2816, 704, MOE_ROUTE_FORMAT_INT4, 64, {8, 15, 26, 43.9, 65.1}},
+    {"qwen3.6-35b-a3b-int4", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_INT4, 64, 84.1},
+    {"qwen3.6-35b-a3b-bf16", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_BF16, 0, 84.1},
+    {"gpt-oss-20b-int4", 32, 4, 2880, 2880, MOE_ROUTE_FORMAT_INT4, 64, 22.9},
+    {"gemma-4-26b-a4b-int4", 128, 8, 2816, 704, MOE_ROUTE_FORMAT_INT4, 64, 65.1},
 };
 
 typedef struct row { /* one line of the report */
@@ -239,7 +239,7 @@ static double find_popularity(const layer_shape *shape) {
         uint32_t call;
         draw_logits(logits, 40, MAX_TOKENS, shape->num_experts, middle);
         for (call = 0; call < 40; call++) mean += mark_distinct(logits + (size_t)call * MAX_TOKENS * shape->num_experts, MAX_TOKENS, shape->num_experts, shape->top_k, marks) / 40.0;
-        if (mean > shape->distinct[4]) low = middle;
+        if (mean > shape->distinct) low = middle;
         else high = middle;
     }
     free(logits);

@@ -73,7 +73,9 @@ typedef struct moer_weights_args {
 /* matmul.cu: one expert weight matrix times the rows that chose the expert */
 typedef struct moer_matmul_args {
     moer_weights_args weights;
+    moer_weights_args up_weights;              /* [E_local, N, K] where UP_APART is 1 */
     MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */
+    MOER_ADDRESS(const void) up_bias;          /* likewise */
     MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */
     MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */
     MOER_ADDRESS(const int) distinct_experts;

@@ -1,7 +1,8 @@
 /*
   matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain
   product. A tile is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and go through
-  the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once.
+  the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once
+  (and from L2 for each further 8 * ROW_BLOCKS rows).
 
   h[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]
   h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]
@@ -11,7 +12,7 @@
   is never idle; one barrier a tile, since two of them share nothing in shared memory. What the next kernel will read of its
   own weights is brought into L2 at the end.
 
-  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; ACTIVATION, moe_route_activation + 1, and CLAMP, as in
+  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; UP_APART, 1: up is a matrix of its own, with N = I; ACTIVATION, moe_route_activation + 1, and CLAMP, as in
   activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);
   K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);
   OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's; RESIDENT_BLOCKS, how many share a multiprocessor;
@@ -23,7 +24,10 @@
 #include "activations.h"
 #include "tile.h"
 
-#define COLUMNS (GATED ? ROWS / 2 : ROWS)        /* of the output */
+#ifndef UP_APART
+#define UP_APART 0
+#endif
+#define COLUMNS (GATED && !UP_APART ? ROWS / 2 : ROWS) /* of the output */
 #define TILE_COLUMNS (GATED ? 8 : 16)
 #define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 #define TILE_TOKENS (8 * ROW_BLOCKS)
@@ -34,7 +38,7 @@
 DEVICE u32 tile_row(u32 tile, u32 i) {
     u32 column = tile * TILE_COLUMNS + (GATED ? i & 7 : i);
     if (column >= COLUMNS) column = COLUMNS - 1;
-    if (!GATED) return column;
+    if (!GATED || UP_APART) return column;
     return INTERLEAVED ? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;
 }
 
@@ -70,7 +74,7 @@ DEVICE void enter_tile(const moer_matmul_args &a, place &p, u32 work, u32 total)
     p.base = (u32)a.distinct_offsets[d];
     p.end_row = (u32)a.distinct_offsets[d + 1];
     p.low = find_weight_row(a.weights, p.expert, tile_row(tile, g));
-    p.high = find_weight_row(a.weights, p.expert, tile_row(tile, g + 8));
+    p.high = find_weight_row(UP_APART ? a.up_weights : a.weights, p.expert, tile_row(tile, g + 8));
     p.low_scale = ROW_HAS_SCALE ? row_scale(p.low) : 1.0f;
     p.high_scale = ROW_HAS_SCALE ? row_scale(p.high) : 1.0f;
     find_activations(a, p);
@@ -105,7 +109,7 @@ DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &part
         if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);
         if (GATED) {
             if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
-            if (BIAS) up = f32_add(up, load_value(a.bias, (u64)p.expert * ROWS + tile_row(tile, c + 8), BIAS));
+            if (BIAS) up = f32_add(up, load_value(UP_APART ? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(tile, c + 8), BIAS));
             value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
         }
         store_value(a.out, (u64)(OUT_BY_PAIR ? pair : row) * COLUMNS + column, OUT, value);

@@ -1,7 +1,8 @@
 /*
   placement.h: which physical expert serves an expert. Which of those are local is the maps' business.
 
-  Constants: MAP_COLUMNS, where an expert map [E, MAP_COLUMNS] is given; E.
+  Constants: where an expert map [E, MAP_COLUMNS] is given, MAP_COLUMNS and PLACED_EXPERTS: identity and skip experts, from
+  there on, are nowhere.
 */
 #ifndef MAP_COLUMNS
 #define MAP_COLUMNS 0
@@ -11,7 +12,7 @@
    there is none. */
 DEVICE u32 physical_expert(const int *expert_map, u32 id, u32 token) {
 #if MAP_COLUMNS
-    if (id >= E) return 0xffffffffu;
+    if (id >= PLACED_EXPERTS) return 0xffffffffu;
     const int *replicas = expert_map + id * MAP_COLUMNS;
     u32 count = 0;
 #pragma unroll 1

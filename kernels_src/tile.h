@@ -65,7 +65,7 @@
 #define LOADED_STEPS(parts) (TENSOR_CORES && PART_STEPS(parts) > CHUNKS_AHEAD ? CHUNKS_AHEAD : PART_STEPS(parts))
 #define ROUNDS(parts) ((PART_STEPS(parts) + LOADED_STEPS(parts) - 1) / LOADED_STEPS(parts))
 
-/* BYTES bytes of weights from `p` on, a power of two up to 16, of which the row has `left`; zero bits for the others. */
+/* BYTES bytes of weights from `p` on, a power of two up to 32, of which the row has `left`; zero bits for the others. */
 template <u32 BYTES, u32 ALIGN, u32 WORDS>
 DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {
     static_assert((BYTES + 3) / 4 <= WORDS, "room for the bytes");
@@ -73,9 +73,12 @@ DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {
     for (u32 i = 0; i < WORDS; i++) word[i] = 0;
     if (ALIGN >= (BYTES < 4 ? BYTES : 4) && left >= BYTES) {
         if (BYTES % 16 == 0 && ALIGN >= 16) {
-            const u32x4 v = load_weights_16(p);
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) word[i % WORDS] = v.v[i];
+            for (u32 i = 0; i < BYTES / 16; i++) {
+                const u32x4 v = load_weights_16(p + i * 16);
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) word[(i * 4 + j) % WORDS] = v.v[j];
+            }
         } else if (BYTES % 8 == 0 && ALIGN >= 8) {
 #pragma unroll
             for (u32 i = 0; i < BYTES / 8; i++) {

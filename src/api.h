@@ -81,7 +81,9 @@ typedef enum moe_route_device {
     MOE_ROUTE_DEVICE_GPU = 1,
     MOE_ROUTE_DEVICE_CPU = 2,     /* plain C over host addresses: the reference, and the fallback */
     MOE_ROUTE_DEVICE_COMPILE = 3  /* no device: creating a layer compiles its variants for `compile_target` into the
-                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. */
+                                     cache, and keeps them in memory for moe_route_pack_save. Nothing can be run. Addresses
+                                     aren't read, but a variant depends on which are given, and for data and scales on their
+                                     alignment up to 16 bytes: let them be as where the layer will run */
 } moe_route_device;
 
 /* Host memory. Both functions or neither (then malloc and free). `alloc` returns NULL when it can't, otherwise memory that is
@@ -163,7 +165,7 @@ MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, 
      weights[j] = w[j] * scale * expert_scale[ids[j]] / k
 
    The order of a token's ids is: descending selection score, then ascending expert id. A NaN logit or bias counts as
-   -inf, +0 and -0 are equal. Every row has k distinct ids in range and finite weights. An expert whose selection score is
+   -inf, +0 and -0 are equal. Where ids are selected, every row has k distinct ids in range; weights are always finite. An expert whose selection score is
    -inf can't be selected: where fewer than k can be, the row ends with the lowest unused ids and weight 0. Without bias
    and groups, and with a built-in score, experts are ordered by l[e]: the same order before rounding.
    -------------------------------------------------------------------------------------------------------------------- */
@@ -326,10 +328,11 @@ typedef enum moe_route_global_scales {
      isn't supported.
    - GPT-OSS: format MXFP4; blocks [E, N, K / 32, 16] are data, scales [E, N, K / 32] are scales, as they are. Byte 0x52 holds
      code 2, which is 1, and code 5, which is 3.
-   - GGUF: ffn_gate_up_exps or ffn_down_exps as they lie in the file; its dimensions are listed innermost first, [K, N, E]. Gate
-     and up that are two tensors have to be put together, an expert's gate rows before its up rows.
+   - GGUF: ffn_gate_exps, ffn_up_exps and ffn_down_exps (experts.gate_up, up and down), or ffn_gate_up_exps, as they lie in the
+     file; its dimensions are listed innermost first, [K, N, E].
    - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)].
-     Blocks are counted over all N rows: gate and up of a checkpoint make one matrix only where I is a multiple of 128. */
+     Blocks are counted over all N rows: gate and up make one matrix only where I is a multiple of 128; otherwise give them as
+     experts.gate_up and experts.up. */
 typedef struct moe_route_weights {
     moe_route_format format;
     moe_route_address data;       /* [E, N, K], as the checkpoint stores them */
@@ -377,6 +380,9 @@ typedef struct moe_route_experts {
     moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE: this layer is used for its down
                                          matmul alone */
     moe_route_weights down;           /* N = H, K = I. FORMAT_NONE: likewise for gate_up */
+    moe_route_weights up;             /* FORMAT_NONE: gate_up holds gate and up. Otherwise gate_up is the gate alone and this is
+                                         up, both N = I and alike in all but their addresses, as in GGUF files; not with
+                                         operation MATMUL */
     moe_route_gate_up_order gate_up_order;
     moe_route_activation activation;
     float activation_alpha;           /* SILU's alpha; 0: 1. GPT-OSS: 1.702 */
@@ -641,7 +647,7 @@ typedef struct moe_route_launch_info {
     uint32_t block;        /* threads a block */
     uint32_t static_shared_bytes;
     int32_t dependent;     /* launched with programmatic dependent launch */
-    uint64_t weight_bytes; /* weights and scales it reads at most: every chosen expert distinct */
+    uint64_t weight_bytes; /* weights, scales and zero points it reads at most: every chosen expert distinct */
 } moe_route_launch_info;
 
 #define MOE_ROUTE_MAX_LAUNCHES 8
@@ -652,7 +658,8 @@ typedef struct moe_route_plan {
     size_t workspace_size;
 } moe_route_plan;
 
-/* The launches of one operation at `num_tokens` tokens: made by the same code that launches. */
+/* The launches of one operation at `num_tokens` tokens: made by the same code that launches. ROUTE is explained with maps,
+   MATMUL for gate_up, or for down where there is no gate_up. */
 MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *layer, moe_route_operation operation,
                                                        uint32_t num_tokens, moe_route_plan *plan);
 

@@ -39,7 +39,7 @@ static moer_bytes moer_cache_read_entry(moe_route_context *context, const moer_c
 
 static int moer_cache_list_file(moe_route_context *context, const moer_cache_file *file, void *user) {
     moer_cache_visit *visit = (moer_cache_visit *)user;
-    char kernel[64] = "", variant[512] = "";
+    char kernel[64] = "", variant[MOER_DEFINES_MAX] = "";
     moe_route_cache_entry entry;
     moer_entry parsed;
     moer_bytes bytes;

@@ -72,7 +72,7 @@ static moe_route_status moer_context_bind(moe_route_context *context, int ordina
 
 static moe_route_status moer_context_open_gpu(moe_route_context *context, const moe_route_context_desc *desc) {
     const moer_driver *driver = &context->driver;
-    int major = 0, minor = 0, multiprocessors = 0;
+    int major = 0, minor = 0, multiprocessors = 0, l2_bytes = 0;
     moer_cu_result result;
     moe_route_status status = moer_driver_open(context);
     if (status == MOE_ROUTE_OK) status = moer_context_bind(context, desc->device_ordinal, desc->cuda_context);
@@ -81,7 +81,9 @@ static moe_route_status moer_context_open_gpu(moe_route_context *context, const 
     if (result == 0) result = driver->cuDeviceGetAttribute(&major, MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context->cu_device);
     if (result == 0) result = driver->cuDeviceGetAttribute(&minor, MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context->cu_device);
     if (result == 0) result = driver->cuDeviceGetAttribute(&multiprocessors, MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context->cu_device);
+    if (result == 0) result = driver->cuDeviceGetAttribute(&l2_bytes, MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, context->cu_device);
     if (result != 0) return moer_driver_fail(context, "cuDeviceGetAttribute", result);
+    context->l2_bytes = l2_bytes > 0 ? (uint64_t)l2_bytes : 0;
     context->target = (uint32_t)(major * 10 + minor);
     context->num_multiprocessors = (uint32_t)multiprocessors;
     if (major < 8)

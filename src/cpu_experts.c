@@ -8,7 +8,7 @@
 
 typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of all experts */
     const moe_route_layer *layer;
-    const moer_matrix *matrix;
+    const moer_matrix *matrix, *up; /* up: where gate and up are two matrices */
     const int32_t *expert_offsets, *row_to_pair;
     int x_index; /* 0: x is indexed by token, 1: by pair, 2: by row */
     const void *x;
@@ -36,18 +36,19 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
     const moe_route_layer *layer = p->layer;
     const moer_matrix *matrix = p->matrix;
     const int gated = p->activated && layer->gated, interleaved = gated && layer->interleaved;
-    const uint32_t inner = matrix->inner, columns = gated ? matrix->rows / 2 : matrix->rows, top_k = layer->router.top_k;
+    const uint32_t inner = matrix->inner, columns = gated && p->up == NULL ? matrix->rows / 2 : matrix->rows, top_k = layer->router.top_k;
     uint32_t e, n;
     for (e = 0; e < layer->router.num_local_experts; e++) {
         const int32_t first = p->expert_offsets[e], end = p->expert_offsets[e + 1];
         if (first == end) continue;
         for (n = 0; n < columns; n++) {
             const size_t base = (size_t)e * matrix->rows;
-            const size_t row = interleaved ? n * 2 : n, up_row = interleaved ? n * 2 + 1 : n + columns;
+            const size_t row = interleaved ? n * 2 : n, up_row = p->up != NULL ? n : interleaved ? n * 2 + 1 : n + columns;
+            const moer_matrix *up_matrix = p->up != NULL ? p->up : matrix;
             float *up = p->scratch + inner;
             int32_t r;
             moer_cpu_decode_row(matrix, e, row, p->scratch);
-            if (gated) moer_cpu_decode_row(matrix, e, up_row, up);
+            if (gated) moer_cpu_decode_row(up_matrix, e, up_row, up);
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
                 const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
@@ -55,7 +56,7 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
                 float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + row));
                 if (p->activated) value = moer_activated_gate((int)layer->activation, layer->clamp_kind, value, layer->alpha, layer->clamp);
                 if (gated) {
-                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + up_row));
+                    const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(up_matrix, base + up_row));
                     value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_beta, layer->up_offset, layer->clamp);
                 }
                 moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);

@@ -9,7 +9,7 @@ static uint32_t moer_physical_expert(const moer_router *router, int32_t id, uint
     const int32_t *replicas = (const int32_t *)moer_host(router->expert_map);
     uint32_t count = 0;
     if (router->expert_map == 0) return (uint32_t)id;
-    if ((uint32_t)id >= router->num_experts) return 0xffffffffu;
+    if ((uint32_t)id >= router->num_experts - router->num_skip_experts - router->num_identity) return 0xffffffffu; /* identity and skip experts are nowhere */
     replicas += (size_t)id * router->expert_map_columns;
     while (count < router->expert_map_columns && replicas[count] >= 0) count++;
     return count != 0 ? (uint32_t)replicas[token % count] : 0xffffffffu;

@@ -28,6 +28,7 @@ static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer
     moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
     product.x = moer_host(args->x);
     product.activated = 1;
+    product.up = layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : NULL;
     product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
     product.out = moer_host(args->workspace + w->h);
     moer_cpu_multiply(&product);

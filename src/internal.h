@@ -16,7 +16,6 @@
 
 #define MOER_MAX_EXPERTS 2048u
 #define MOER_MAX_SHARED 32u
-#define MOER_PREFETCH_BYTES 25000000u /* about half of the smallest L2 beside tensor cores with dependent launch */
 #define MOER_MAX_GROUPS 64u
 #define MOER_MAX_REPLICAS 64u
 #define MOER_MAX_TOP_K 64u
@@ -84,6 +83,7 @@ typedef int moer_cu_result;  /* CUresult */
 typedef int moer_cu_device;  /* CUdevice */
 enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+    MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
@@ -238,6 +238,7 @@ struct moe_route_context {
     int usable;                 /* 0: creation failed */
     uint32_t target;
     uint32_t num_multiprocessors;
+    uint64_t l2_bytes;          /* 0: unknown */
     char name[128];
     int driver_version;
     long process_id;
@@ -328,7 +329,7 @@ static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
-    moer_matrix gate_up, down;
+    moer_matrix gate_up, down, up; /* up: where it is a matrix of its own, and gate_up the gate alone */
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;

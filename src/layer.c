@@ -15,7 +15,8 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
     const int integers = format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4, fp8 = format == MOE_ROUTE_FORMAT_FP8;
     const uint32_t size = from->group_size;
     if (!moer_has_scales(format)) {
-        if (from->scales != 0 || size != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
+        if (from->scales != 0 || size != 0 || from->scales_dtype != MOE_ROUTE_DTYPE_DEFAULT)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales, a scales_dtype or a group_size; its format has none", name);
     } else if (integers || fp8) {
         const moe_route_dtype dtype = moer_dtype_or(from->scales_dtype, fp8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16);
         if (dtype == MOE_ROUTE_DTYPE_DEFAULT)
@@ -55,8 +56,8 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
     }
 
     if (from->global_scales_shape < MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT || from->global_scales_shape > MOE_ROUTE_GLOBAL_SCALES_PER_PART ||
-        (from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART && matrix != &layer->gate_up))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales_shape is %d; allowed is PER_EXPERT (0), PER_TENSOR (1) or, with gate_up, PER_PART (2)", name,
+        (from->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART && (matrix != &layer->gate_up || !layer->gated)))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.global_scales_shape is %d; allowed is PER_EXPERT (0), PER_TENSOR (1) or, with gate_up and a gate, PER_PART (2)", name,
                          (int)from->global_scales_shape);
     if (from->global_scales == 0) return MOE_ROUTE_OK;
     if (format != MOE_ROUTE_FORMAT_NVFP4)
@@ -102,6 +103,27 @@ static moe_route_status moer_layer_check_matrix(moe_route_layer *layer, const mo
         if (from->bias % moer_dtype_size(matrix->bias_dtype) != 0)
             return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.bias is 0x%llx; allowed is a multiple of %u", name, from->bias, (unsigned)moer_dtype_size(matrix->bias_dtype));
     }
+    return MOE_ROUTE_OK;
+}
+
+/* Gate and up as two matrices go through one kernel: they may differ in nothing that it is compiled for. */
+static moe_route_status moer_layer_check_up(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    const moer_matrix *gate = &layer->gate_up, *up = &layer->up;
+    moe_route_status status;
+    if (experts->up.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (experts->gate_up_order != MOE_ROUTE_GATE_UP_HALVES) return moer_refuse(context, "experts.gate_up_order", (unsigned long long)experts->gate_up_order, "0 where experts.up is given");
+    if (experts->up.format != experts->gate_up.format) return moer_refuse(context, "experts.up.format", (unsigned long long)experts->up.format, "that of experts.gate_up, or NONE (0)");
+    if (experts->gate_up.global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_PART)
+        return moer_refuse(context, "experts.gate_up.global_scales_shape", MOE_ROUTE_GLOBAL_SCALES_PER_PART, "PER_EXPERT (0) or PER_TENSOR (1) where experts.up is given");
+    status = moer_layer_check_matrix(layer, &experts->up, "up", gate->rows, gate->inner, &layer->up);
+    if (status != MOE_ROUTE_OK) return status;
+    if (up->group_size != gate->group_size || up->group_rows != gate->group_rows) return moer_refuse(context, "experts.up.group_size", up->group_size, "as in experts.gate_up, and so is group_rows");
+    if (up->scales_kind != gate->scales_kind) return moer_refuse(context, "experts.up.scales_dtype", (unsigned long long)up->scales_kind, "that of experts.gate_up");
+    if (up->signed_codes != gate->signed_codes) return moer_refuse(context, "experts.up.codes", (unsigned long long)experts->up.codes, "that of experts.gate_up");
+    if ((up->zero_points != 0) != (gate->zero_points != 0)) return moer_refuse(context, "experts.up.zero_points", up->zero_points, "given where those of experts.gate_up are, and 0 otherwise");
+    if (up->global != gate->global) return moer_refuse(context, "experts.up.global_scales", up->global_scales, "given as those of experts.gate_up are");
+    if (up->bias_dtype != gate->bias_dtype) return moer_refuse(context, "experts.up.bias", up->bias, "given as that of experts.gate_up is, in the same dtype");
     return MOE_ROUTE_OK;
 }
 
@@ -151,7 +173,8 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
     if (experts->intermediate_size < 1 || experts->intermediate_size > MOER_MAX_SIZE)
         return moer_refuse(context, "experts.intermediate_size", experts->intermediate_size, "1 to 65536 with expert weights");
     layer->intermediate_size = experts->intermediate_size;
-    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * (layer->gated ? 2 : 1), experts->hidden_size, &layer->gate_up);
+    status = moer_layer_check_matrix(layer, &experts->gate_up, "gate_up", experts->intermediate_size * (layer->gated && experts->up.format == MOE_ROUTE_FORMAT_NONE ? 2 : 1), experts->hidden_size, &layer->gate_up);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_up(layer, experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_matrix(layer, &experts->down, "down", experts->hidden_size, experts->intermediate_size, &layer->down);
     return status;
 }
@@ -169,6 +192,8 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.gate_up.format and experts.down.format are 0 (NONE); operation MATMUL needs one of them");
+    if ((operations & MOE_ROUTE_OPERATION_MATMUL) && layer->up.format != MOE_ROUTE_FORMAT_NONE)
+        return moer_refuse(context, "experts.up.format", (unsigned long long)layer->up.format, "NONE (0) with operation MATMUL, which multiplies one matrix");
     if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE)) && layer->hidden_size == 0)
         return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND and COMBINE");
     layer->operations = operations;
@@ -254,6 +279,7 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
 }
 
 static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
+    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix; /* goes through the same loads */
     moer_define(defines, "FORMAT", matrix->format);
     moer_define(defines, "X", layer->dtype);
     moer_define(defines, "ROWS", matrix->rows);
@@ -261,12 +287,12 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
     moer_define(defines, "GROUP", matrix->group_size);
     moer_define(defines, "GROUP_ROWS", matrix->group_rows);
     moer_define(defines, "SCALES", matrix->scales_kind);
-    moer_define(defines, "SCALE_ALIGN", moer_alignment(moer_scale_row_bytes(matrix), matrix->scales));
+    moer_define(defines, "SCALE_ALIGN", moer_alignment(moer_scale_row_bytes(matrix), matrix->scales | other->scales));
     moer_define(defines, "ZERO_POINTS", matrix->zero_points != 0);
     moer_define(defines, "SIGNED", (unsigned long)matrix->signed_codes);
     moer_define(defines, "GLOBAL", matrix->global);
     moer_define(defines, "BIAS", matrix->bias_dtype);
-    moer_define(defines, "WEIGHT_ALIGN", moer_alignment(moer_row_bytes(matrix), matrix->data));
+    moer_define(defines, "WEIGHT_ALIGN", moer_alignment(moer_row_bytes(matrix), matrix->data | other->data));
     moer_define(defines, "X_ALIGN", moer_row_alignment(matrix->inner, layer->dtype));
     moer_define(defines, "K", layer->router.top_k);
 }
@@ -287,6 +313,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         moer_define_tile(defines, layer, matrix);
         moer_define(defines, "GATED", kind->activated && layer->gated);
         moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
+        moer_define_given(defines, "UP_APART", kind->activated && layer->up.format != MOE_ROUTE_FORMAT_NONE);
         moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
         moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
         moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);

@@ -177,6 +177,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_run(const moe_route_layer *layer,
     if (given) {
         status = moer_check_address(&call, "ids", args->ids, 1, 4);
         if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, 1, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
+        if (status == MOE_ROUTE_OK && args->shared_weights != 0)
+            return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: shared_weights is given; it is an output with logits alone", call.function);
     } else {
         status = moer_check_routing(&call, args->num_tokens, &routing, 0);
     }
@@ -211,7 +213,7 @@ static moe_route_status moer_run_routing(const moer_call *call, uint32_t num_tok
     moe_route_status status = moer_check_address(call, "num_valid_tokens", routing->num_valid_tokens, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_maps(call, num_tokens, maps, routing);
     if (status != MOE_ROUTE_OK) return status;
-    if (num_tokens == 0 && !routing->any_map) return MOE_ROUTE_OK; /* with maps their counts are still owed: zeros */
+    if (!routing->any_map && (num_tokens == 0 || routing->logits == 0)) return MOE_ROUTE_OK; /* with maps their counts are still owed: zeros */
     memset(&w, 0, sizeof w);
     if (!moer_is_cpu(layer) && routing->any_map && num_tokens * layer->router.top_k > MOER_SMALL_PAIRS) {
         status = moer_check_workspace(call, num_tokens, workspace, workspace_size, &w);

@@ -106,6 +106,8 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
     } else if (from->jitter != 0.0f) {
         return moer_refuse_number(context, "router.jitter", from->jitter, "0 with scores other than SPARSE_MIXER");
     }
+    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && from->group_rule != MOE_ROUTE_GROUPS_MAX && from->group_rule != MOE_ROUTE_GROUPS_TOP2_SUM)
+        return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0) unless group_rule is MAX or TOP2_SUM");
     if (from->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE) {
         if (from->selection_bias != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "0 with DROPPED_ZERO_SCORE");
         if (from->score == MOE_ROUTE_SCORE_IDENTITY || from->score == MOE_ROUTE_SCORE_CUSTOM)
@@ -271,5 +273,7 @@ static void moer_define_router(char *defines, const moer_router *router) {
 static void moer_define_placement(char *defines, const moer_router *router) {
     moer_define(defines, "FIRST_EXPERT", router->first_expert);
     moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
-    moer_define_given(defines, "MAP_COLUMNS", router->expert_map_columns);
+    if (router->expert_map_columns == 0) return;
+    moer_define(defines, "MAP_COLUMNS", router->expert_map_columns);
+    moer_define(defines, "PLACED_EXPERTS", router->num_experts - router->num_skip_experts - router->num_identity);
 }

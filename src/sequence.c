@@ -163,20 +163,21 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
 
 /* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
 static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
-    const uint32_t tiles = moer_divide_up(matrix->rows, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
+    const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
+    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
     moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
-    launch->weight_bytes = moer_matrix_bytes(matrix) * distinct;
+    launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     return launch;
 }
 
-/* The down matmul's weights, as far as they are sure to stay in L2 until it reads them. */
-static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down) {
+/* The down matmul's weights, as many as two fifths of L2 hold: the rest of it has the weights that are being read. */
+static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, uint64_t l2_bytes) {
     const uint64_t data = (uint64_t)down->rows * moer_row_bytes(down), scales = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
     args->next_data = down->data;
     args->next_scales = down->scales;
     args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
     args->next_scale_bytes = down->scales % 16 == 0 && scales % 16 == 0 ? scales : 0;
-    args->next_experts = (uint32_t)(MOER_PREFETCH_BYTES / (data + scales));
+    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales));
 }
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
@@ -186,6 +187,8 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
+    moer_weights_args_of(&gate_up->up_weights, &layer->up);
+    gate_up->up_bias = layer->up.bias;
     gate_up->x = from->x;
     gate_up->out = from->workspace + w->h;
     gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
@@ -197,7 +200,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 
     if (layer->fused_combine && !large) {
         moer_down_args *args;
-        moer_prefetch_down(gate_up, &layer->down);
+        moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);

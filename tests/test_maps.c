@@ -136,6 +136,29 @@ TEST(maps_match_their_definition) {
         if (!small_size || maps_cases[i].in_small) run_case(&maps_cases[i], 50 + i);
 }
 
+/* All of them may: then there is nothing to do. */
+TEST(maps_without_outputs_do_nothing) {
+    static const int32_t ids[8] = {0, 1, 2, 3, 0, 1, 2, 3};
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    moe_route_maps_args args;
+    device_buffer id_buffer = device_create_from(&device, ids, sizeof ids);
+    memset(&desc, 0, sizeof desc);
+    desc.router.num_experts = 4;
+    desc.router.top_k = 2;
+    desc.operations = MOE_ROUTE_OPERATION_MAPS;
+    REQUIRE(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+    memset(&args, 0, sizeof args);
+    args.num_tokens = 4;
+    args.ids = id_buffer.address;
+    args.maps.block_size = 8;
+    args.stream = device.stream;
+    CHECK(moe_route_maps(layer, &args) == MOE_ROUTE_OK, "%s", device_message(&device));
+    device_synchronize(&device);
+    moe_route_layer_destroy(layer);
+    device_destroy(&device, &id_buffer);
+}
+
 /* Each output may be left out. */
 TEST(maps_are_optional_one_by_one) {
     moe_route_layer_desc desc;
@@ -240,6 +263,7 @@ int main(int argc, char **argv) {
     if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
     RUN(maps_match_their_definition);
     RUN(maps_are_optional_one_by_one);
+    RUN(maps_without_outputs_do_nothing);
     RUN(maps_leave_identity_experts_out);
     device_close(&device);
     return test_end();

@@ -15,6 +15,7 @@ typedef struct model_choices { /* of moe_route_experts, beside the weights; all 
     int weight_on_input;
     uint32_t num_identity;
     float situ_up_beta;
+    int up_apart; /* gate and up as two matrices */
 } model_choices;
 
 typedef struct model_spec {
@@ -48,6 +49,7 @@ typedef struct model {
     model_spec spec;
     uint32_t num_local;
     model_matrix gate_up, down;
+    device_buffer up_buffers[4]; /* data, scales, zero points, bias of an up matrix of its own */
     moe_route_layer *layer;
 } model;
 
@@ -89,6 +91,7 @@ TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *
         weights[i]->global_scales_shape = spec->global_scales == 2 ? MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR : spec->global_scales == 3 && i == 0 ? MOE_ROUTE_GLOBAL_SCALES_PER_PART : MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT;
         weights[i]->bias_dtype = spec->bias_dtype;
     }
+    if (spec->choices.up_apart) desc->experts.up = desc->experts.gate_up;
 }
 
 TEST_FUNCTION moe_route_address model_upload(test_device *on, const void *from, size_t size, device_buffer *buffer) {
@@ -127,6 +130,23 @@ TEST_FUNCTION void model_matrix_destroy(test_device *on, model_matrix *matrix) {
     if (matrix->bias_buffer.address) device_destroy(on, &matrix->bias_buffer);
 }
 
+/* Replaces an array whose first half of each expert's bytes is the gate's and whose second half is up's by two. */
+TEST_FUNCTION void model_split(test_device *on, const void *from, uint32_t num_local, device_buffer *gate_buffer, moe_route_address *gate, device_buffer *up_buffer, moe_route_address *up) {
+    const size_t half = gate_buffer->size / num_local / 2;
+    unsigned char *parts = (unsigned char *)model_alloc(2 * half * num_local + 1);
+    uint32_t e, part;
+    if (*gate == 0) {
+        free(parts);
+        return;
+    }
+    for (e = 0; e < num_local; e++)
+        for (part = 0; part < 2; part++) memcpy(parts + (part * num_local + e) * half, (const unsigned char *)from + (e * 2 + part) * half, half);
+    device_destroy(on, gate_buffer);
+    *gate = model_upload(on, parts, half * num_local, gate_buffer);
+    *up = model_upload(on, parts + half * num_local, half * num_local, up_buffer);
+    free(parts);
+}
+
 /* Equal seeds give equal weights, on any device. m->layer is NULL on failure. */
 TEST_FUNCTION void model_create(test_device *on, const model_spec *spec, uint64_t seed, model *m) {
     moe_route_layer_desc desc;
@@ -138,11 +158,22 @@ TEST_FUNCTION void model_create(test_device *on, const model_spec *spec, uint64_
     model_describe(spec, &desc);
     model_matrix_create(on, &random, spec, m->num_local, spec->intermediate_size * (spec->choices.no_gate ? 1 : 2), spec->hidden_size, &m->gate_up, &desc.experts.gate_up);
     model_matrix_create(on, &random, spec, m->num_local, spec->hidden_size, spec->intermediate_size, &m->down, &desc.experts.down);
+    if (spec->choices.up_apart) {
+        moe_route_weights *gate = &desc.experts.gate_up, *up = &desc.experts.up;
+        *up = *gate;
+        model_split(on, m->gate_up.stored.data, m->num_local, &m->gate_up.data_buffer, &gate->data, &m->up_buffers[0], &up->data);
+        model_split(on, m->gate_up.stored.scales, m->num_local, &m->gate_up.scales_buffer, &gate->scales, &m->up_buffers[1], &up->scales);
+        model_split(on, m->gate_up.stored.zero_points, m->num_local, &m->gate_up.zero_points_buffer, &gate->zero_points, &m->up_buffers[2], &up->zero_points);
+        model_split(on, m->gate_up.bias, m->num_local, &m->gate_up.bias_buffer, &gate->bias, &m->up_buffers[3], &up->bias);
+    }
     CHECK(moe_route_layer_create(on->context, &desc, &m->layer) == MOE_ROUTE_OK, "%s", device_message(on));
 }
 
 TEST_FUNCTION void model_destroy(test_device *on, model *m) {
+    int i;
     moe_route_layer_destroy(m->layer);
+    for (i = 0; i < 4; i++)
+        if (m->up_buffers[i].address) device_destroy(on, &m->up_buffers[i]);
     model_matrix_destroy(on, &m->gate_up);
     model_matrix_destroy(on, &m->down);
 }
