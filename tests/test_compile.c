@@ -77,6 +77,7 @@ static void compile_layers(compilation *c, moe_route_context *context) {
     for (i = 0; i < NUM_CASES(choice_cases); i++) {
         model_describe(&choice_cases[i].spec, &desc);
         desc.experts.gate_up.bias = desc.experts.down.bias = choice_cases[i].spec.bias_dtype != MOE_ROUTE_DTYPE_DEFAULT ? 256 : 0;
+        if (choice_cases[i].spec.choices.up_apart) desc.experts.up.bias = desc.experts.gate_up.bias;
         desc.max_tokens = 200;
         desc.operations = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_COMBINE;
         snprintf(what, sizeof what, "choices %u", i);
