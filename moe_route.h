@@ -9688,8 +9688,7 @@ static moe_route_status moer_layer_check_scales(moe_route_layer *layer, const mo
     const int integers = format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4, fp8 = format == MOE_ROUTE_FORMAT_FP8;
     const uint32_t size = from->group_size;
     if (!moer_has_scales(format)) {
-        if (from->scales != 0 || size != 0 || from->scales_dtype != MOE_ROUTE_DTYPE_DEFAULT)
-            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales, a scales_dtype or a group_size; its format has none", name);
+        if (from->scales != 0 || size != 0) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s has scales or a group_size; its format has none", name);
     } else if (integers || fp8) {
         const moe_route_dtype dtype = moer_dtype_or(from->scales_dtype, fp8 ? MOE_ROUTE_F32 : MOE_ROUTE_F16);
         if (dtype == MOE_ROUTE_DTYPE_DEFAULT)
