@@ -1480,6 +1480,9 @@ typedef struct moer_router {
     uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
+/* Whether a rule drops whole groups. */
+static int moer_drops_groups(moe_route_group_rule rule);
+
 typedef enum moer_scales { /* how a scale is stored; the first three as moe_route_dtype */
     MOER_SCALES_F32 = 1,
     MOER_SCALES_F16 = 2,
@@ -1517,7 +1520,9 @@ static size_t moer_scale_size(moer_scales kind);
 static size_t moer_row_bytes(const moer_matrix *matrix);            /* of data */
 static size_t moer_scale_row_bytes(const moer_matrix *matrix);      /* of scales, for one row or group_rows rows; 0: none */
 static size_t moer_zero_point_row_bytes(const moer_matrix *matrix); /* where they are given */
-static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* of one expert, with scales and zero points */
+static uint64_t moer_data_bytes(const moer_matrix *matrix);         /* of one expert */
+static uint64_t moer_scale_bytes(const moer_matrix *matrix);        /* likewise */
+static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* likewise: data, scales and zero points */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile.h cuts a row into */
 
 struct moe_route_layer {
@@ -2119,7 +2124,7 @@ static const char *const moer_source_5[] = { /* activations.h */
     "    const float a = x < 0.0f \? -x : x;\n"
     "    float t, p, square, lost, density;\n"
     "    if (a > 14.5f) return x < 0.0f \? 0.0f : 1.0f;\n"
-    "    t = MOER_DIV(1.0f, MOER_FMA(0.3f, a, 1.0f));\n"
+    "    t = MOER_RECIPROCAL(MOER_FMA(0.3f, a, 1.0f));\n"
     "    p = MOER_FMA(-2.06234697e-2f, t, 1.12435617e-1f);\n"
     "    p = MOER_FMA(p, t, -2.28213608e-1f);\n"
     "    p = MOER_FMA(p, t, 1.91784531e-1f);\n"
@@ -2269,11 +2274,25 @@ static const char *const moer_source_6[] = { /* select.h */
     "    return value;\n"
     "}\n"
     "\n"
+    "/* The lowest id that has the warp's largest key; id i * 32 + lane is key i of a lane. */\n"
+    "template <u32 N>\n"
+    "DEVICE u32 find_best(const u32 (&key)[N], u32 &best) {\n"
+    "    u32 id = 0xffffffffu;\n"
+    "    best = key[0];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 1; i < N; i++) best = key[i] > best \? key[i] : best;\n"
+    "    best = warp_max(best);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = N; i-- > 0;)\n"
+    "        if (key[i] == best) id = i * 32 + lane_index();\n"
+    "    return warp_min(id);\n"
+    "}\n"
+    "\n"
     "/* What the softmax of one expert needs to know of all of them. */\n"
     "struct score_scale {\n"
     "    float largest, sum;\n"
     "};\n"
-    "\n"
+    "\n",
     "DEVICE float score_of(float x, const score_scale &s) {\n"
     "#if SCORE == 0\n"
     "    return moer_share(moer_softmax_term(x, s.largest), s.sum);\n"
@@ -2288,7 +2307,7 @@ static const char *const moer_source_6[] = { /* select.h */
     "#endif\n"
     "}\n"
     "\n"
-    "#if DROPS_GROUPS\n",
+    "#if DROPS_GROUPS\n"
     "/* The score of a group, as an order key, from the best two keys that each lane has of it. */\n"
     "DEVICE u32 group_score(u32 best, u32 second) {\n"
     "    const u32 largest = warp_max(best);\n"
@@ -2335,14 +2354,8 @@ static const char *const moer_source_6[] = { /* select.h */
     "#else\n"
     "#pragma unroll 1\n"
     "    for (u32 j = 0; j < TOPK_GROUPS; j++) {\n"
-    "        u32 best = 0, id = 0xffffffffu;\n"
-    "#pragma unroll\n"
-    "        for (u32 s = 0; s < GROUPS_PER_LANE; s++) best = group_key[s] > best \? group_key[s] : best;\n"
-    "        best = warp_max(best);\n"
-    "#pragma unroll\n"
-    "        for (u32 s = GROUPS_PER_LANE; s-- > 0;)\n"
-    "            if (group_key[s] == best) id = s * 32 + lane;\n"
-    "        id = warp_min(id);\n"
+    "        u32 best;\n"
+    "        const u32 id = find_best(group_key, best);\n"
     "#pragma unroll\n"
     "        for (u32 s = 0; s < GROUPS_PER_LANE; s++) {\n"
     "            if (s * 32 + lane == id) group_key[s] = 0;\n"
@@ -2381,10 +2394,10 @@ static const char *const moer_source_6[] = { /* select.h */
     "    if (NEEDS_SCORE_SCALE) {\n"
     "        u32 largest = 0;\n"
     "        float sum = 0.0f;\n"
-    "#pragma unroll\n"
+    "#pragma unroll\n",
     "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) largest = key[i] > largest \? key[i] : largest;\n"
     "        scale.largest = moer_key_value(warp_max(largest));\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)\n"
     "            if (key[i]) sum = f32_add(sum, moer_softmax_term(moer_key_value(key[i]), scale.largest));\n"
     "        scale.sum = warp_sum(sum);\n"
@@ -2413,14 +2426,8 @@ static const char *const moer_source_6[] = { /* select.h */
     "#endif\n"
     "#pragma unroll 1\n"
     "    for (u32 j = 0; j < K; j++) {\n"
-    "        u32 best = key[0], id = 0xffffffffu;\n"
-    "#pragma unroll\n"
-    "        for (u32 i = 1; i < EXPERTS_PER_LANE; i++) best = key[i] > best \? key[i] : best;\n"
-    "        best = warp_max(best);\n"
-    "#pragma unroll\n"
-    "        for (u32 i = EXPERTS_PER_LANE; i-- > 0;)\n"
-    "            if (key[i] == best) id = i * 32 + lane;\n"
-    "        id = warp_min(id);\n"
+    "        u32 best;\n"
+    "        const u32 id = find_best(key, best);\n"
     "#if SPARSE_MIXER\n"
     "        float sum = 0.0f;\n"
     "#pragma unroll\n"
@@ -2488,8 +2495,8 @@ static const char *const moer_source_6[] = { /* select.h */
     "        const float top = moer_key_value(warp_max(largest));\n"
     "        float sum = 0.0f;\n"
     "#pragma unroll\n"
-    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n",
-    "            result.weight[s] = counts[s] \? moer_softmax_term(x[s], top) : 0.0f;\n"
+    "        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {\n"
+    "            result.weight[s] = counts[s] \? moer_softmax_term(x[s], top) : 0.0f;\n",
     "            sum = s == 0 \? result.weight[s] : f32_add(sum, result.weight[s]);\n"
     "        }\n"
     "        sum = warp_sum(sum);\n"
@@ -3065,8 +3072,8 @@ static const char *const moer_source_9[] = { /* gguf.h */
     "\n"
     "/* The codes in bits 0 to 7 and 16 to 23 as floats, less CODE_ZERO. */\n"
     "DEVICE u32 byte_pair(u32 codes) {\n"
-    "    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x00ff00ffu) | 0x64006400u, CODE_ZERO * 0x10001u + 0x64006400u);\n"
-    "    if (!CODE_IS_8_BITS) return bf162_fma((codes & 0x007f007fu) | 0x43004300u, 0x3f803f80u, CODE_ZERO * 0x10001u + 0xc300c300u);\n"
+    "    if (DECODE == DTYPE_F16) return half2_sub(and_or(codes, 0x00ff00ffu, 0x64006400u), CODE_ZERO * 0x10001u + 0x64006400u);\n"
+    "    if (!CODE_IS_8_BITS) return bf162_fma(and_or(codes, 0x007f007fu, 0x43004300u), 0x3f803f80u, CODE_ZERO * 0x10001u + 0xc300c300u);\n"
     "    return f32_to_bf162(f32_add(f32_from_bits((codes & 255u) | 0x4b000000u), f32_from_bits(0xcb000000u + CODE_ZERO)),\n"
     "                        f32_add(f32_from_bits(((codes >> 16) & 255u) | 0x4b000000u), f32_from_bits(0xcb000000u + CODE_ZERO)));\n"
     "}\n"
@@ -4450,7 +4457,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_19},
     {"expand.cu", moer_source_20},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "c07c7135d7947b819dfaea567334f9af6799ff2c0085439b0c583ec2c75e70dc";
+static const char moer_sources_digest[] = "b38713310af2e1ebfe6946d5642b67e6534862988bca9b1ade3fdeead49edea2";
 
 /* ---- src/base.c ---- */
 /*
@@ -7899,9 +7906,14 @@ static size_t moer_zero_point_row_bytes(const moer_matrix *matrix) {
     return matrix->format == MOE_ROUTE_FORMAT_INT4 ? ((size_t)matrix->num_groups + 1) / 2 : matrix->num_groups;
 }
 
+static uint64_t moer_data_bytes(const moer_matrix *matrix) { return (uint64_t)matrix->rows * moer_row_bytes(matrix); }
+
+static uint64_t moer_scale_bytes(const moer_matrix *matrix) {
+    return (uint64_t)((matrix->rows + matrix->group_rows - 1) / matrix->group_rows) * moer_scale_row_bytes(matrix);
+}
+
 static uint64_t moer_matrix_bytes(const moer_matrix *matrix) {
-    const uint64_t scale_rows = (matrix->rows + matrix->group_rows - 1) / matrix->group_rows;
-    uint64_t bytes = (uint64_t)matrix->rows * moer_row_bytes(matrix) + scale_rows * moer_scale_row_bytes(matrix);
+    uint64_t bytes = moer_data_bytes(matrix) + moer_scale_bytes(matrix);
     if (matrix->zero_points != 0) bytes += (uint64_t)matrix->rows * moer_zero_point_row_bytes(matrix);
     return bytes;
 }
@@ -8213,7 +8225,7 @@ static float moer_token_mixer_weight(const moer_token *token, float largest) {
 
 static void moer_token_select(moer_token *token) {
     const moer_router *router = token->router;
-    const int drops = router->group_rule == MOE_ROUTE_GROUPS_MAX || router->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM;
+    const int drops = moer_drops_groups(router->group_rule);
     const int by_score = router->selection_bias != 0 || drops || router->score == MOE_ROUTE_SCORE_CUSTOM;
     uint32_t given[MOER_MAX_GROUPS], e, j;
     for (e = 0; e < router->num_experts; e++) {
@@ -8700,7 +8712,7 @@ MOER_SCORE float moer_normal_cdf(float x) {
     const float a = x < 0.0f ? -x : x;
     float t, p, square, lost, density;
     if (a > 14.5f) return x < 0.0f ? 0.0f : 1.0f;
-    t = MOER_DIV(1.0f, MOER_FMA(0.3f, a, 1.0f));
+    t = MOER_RECIPROCAL(MOER_FMA(0.3f, a, 1.0f));
     p = MOER_FMA(-2.06234697e-2f, t, 1.12435617e-1f);
     p = MOER_FMA(p, t, -2.28213608e-1f);
     p = MOER_FMA(p, t, 1.91784531e-1f);
@@ -8887,6 +8899,8 @@ static int moer_is_finite(float value) {
     return (bits & 0x7f800000u) != 0x7f800000u;
 }
 
+static int moer_drops_groups(moe_route_group_rule rule) { return rule == MOE_ROUTE_GROUPS_MAX || rule == MOE_ROUTE_GROUPS_TOP2_SUM; }
+
 static int moer_is_positive(float value) { return moer_is_finite(value) && value >= 0.0f; }
 
 /* ---- checking ---- */
@@ -8943,14 +8957,13 @@ static moe_route_status moer_router_check_numbers(moe_route_context *context, co
 }
 
 static moe_route_status moer_router_check_groups(moe_route_context *context, const moe_route_router *from) {
-    const int drops = from->group_rule == MOE_ROUTE_GROUPS_MAX || from->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM;
     if (from->group_rule == MOE_ROUTE_GROUPS_NONE) {
         if (from->num_groups > 1) return moer_refuse(context, "router.group_rule", 0, "MAX (1), TOP2_SUM (2) or QUOTA (3) with more than one group");
         return MOE_ROUTE_OK;
     }
     if (from->num_groups < 1 || from->num_groups > MOER_MAX_GROUPS || from->num_experts % from->num_groups != 0)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_groups is %u; allowed is a divisor of num_experts, %u, up to 64", (unsigned)from->num_groups, (unsigned)from->num_experts);
-    if (drops && (from->topk_groups < 1 || from->topk_groups > from->num_groups))
+    if (moer_drops_groups(from->group_rule) && (from->topk_groups < 1 || from->topk_groups > from->num_groups))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.topk_groups is %u; allowed is 1 to num_groups, %u", (unsigned)from->topk_groups, (unsigned)from->num_groups);
     if (from->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM && from->num_experts / from->num_groups < 2)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_groups is %u; TOP2_SUM needs groups of at least 2 of the %u experts", (unsigned)from->num_groups, (unsigned)from->num_experts);
@@ -8968,7 +8981,7 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
     } else if (from->jitter != 0.0f) {
         return moer_refuse_number(context, "router.jitter", from->jitter, "0 with scores other than SPARSE_MIXER");
     }
-    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && from->group_rule != MOE_ROUTE_GROUPS_MAX && from->group_rule != MOE_ROUTE_GROUPS_TOP2_SUM)
+    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && !moer_drops_groups(from->group_rule))
         return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0) unless group_rule is MAX or TOP2_SUM");
     if (from->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE) {
         if (from->selection_bias != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "0 with DROPPED_ZERO_SCORE");
@@ -9047,7 +9060,7 @@ static moe_route_status moer_router_check(moe_route_context *context, const moe_
     router->num_groups = from->group_rule != MOE_ROUTE_GROUPS_NONE ? from->num_groups : 1;
     router->topk_groups = from->topk_groups;
     router->dropped = from->dropped;
-    if ((router->group_rule == MOE_ROUTE_GROUPS_MAX || router->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM) && router->topk_groups == router->num_groups)
+    if (moer_drops_groups(router->group_rule) && router->topk_groups == router->num_groups)
         router->group_rule = MOE_ROUTE_GROUPS_NONE; /* every group stays */
     router->ids = from->ids;
     router->id_table = from->id_table;
@@ -9851,6 +9864,9 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
     return status;
 }
 
+/* Whether more than MOER_SMALL_PAIRS pairs may come. */
+static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
+
 static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moe_route_context *context = layer->context;
     const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
@@ -9877,7 +9893,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         return moer_refuse(context, "fused_combine", (unsigned long long)desc->fused_combine, "AUTO (0), ON (1) or OFF (2)");
     if (desc->dependent_launch == MOE_ROUTE_ON && context->device != MOE_ROUTE_DEVICE_CPU && context->target < 90)
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: dependent_launch is ON; sm_%u has none, allowed is AUTO or OFF", (unsigned)context->target);
-    if (desc->fused_combine == MOE_ROUTE_ON && layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS)
+    if (desc->fused_combine == MOE_ROUTE_ON && moer_layer_is_large(layer))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: fused_combine is ON with max_tokens %u and top_k %u; allowed is max_tokens * top_k up to %u",
                          (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
     layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
@@ -9977,7 +9993,7 @@ typedef struct moer_matmul_kind {
 
 /* matmul.cu for small and, where the layer can meet them, large batches. */
 static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS, weighs = kind->activated && layer->weight_on_input;
+    const int large = moer_layer_is_large(layer), weighs = kind->activated && layer->weight_on_input;
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
@@ -10051,7 +10067,7 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = moer_layer_is_large(layer);
     moer_matmul_kind kind;
     moe_route_status status;
     memset(&kind, 0, sizeof kind);
@@ -10083,7 +10099,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
 
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     const uint32_t operations = layer->operations;
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = moer_layer_is_large(layer);
     const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
     moe_route_status status = MOE_ROUTE_OK;
     if (operations & MOE_ROUTE_OPERATION_LAYER) status = moer_layer_need_route(layer, 1, 1, &layer->route_layer);
@@ -10394,7 +10410,7 @@ static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_
 
 /* The down matmul's weights, as many as two fifths of L2 hold: the rest of it has the weights that are being read. */
 static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, uint64_t l2_bytes) {
-    const uint64_t data = (uint64_t)down->rows * moer_row_bytes(down), scales = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
+    const uint64_t data = moer_data_bytes(down), scales = moer_scale_bytes(down);
     args->next_data = down->data;
     args->next_scales = down->scales;
     args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */

@@ -20,7 +20,7 @@ MOER_SCORE float moer_normal_cdf(float x) {
     const float a = x < 0.0f ? -x : x;
     float t, p, square, lost, density;
     if (a > 14.5f) return x < 0.0f ? 0.0f : 1.0f;
-    t = MOER_DIV(1.0f, MOER_FMA(0.3f, a, 1.0f));
+    t = MOER_RECIPROCAL(MOER_FMA(0.3f, a, 1.0f));
     p = MOER_FMA(-2.06234697e-2f, t, 1.12435617e-1f);
     p = MOER_FMA(p, t, -2.28213608e-1f);
     p = MOER_FMA(p, t, 1.91784531e-1f);

@@ -214,8 +214,8 @@ DEVICE float row_scale(const weight_row &) { return 1.0f; }
 
 /* The codes in bits 0 to 7 and 16 to 23 as floats, less CODE_ZERO. */
 DEVICE u32 byte_pair(u32 codes) {
-    if (DECODE == DTYPE_F16) return half2_sub((codes & 0x00ff00ffu) | 0x64006400u, CODE_ZERO * 0x10001u + 0x64006400u);
-    if (!CODE_IS_8_BITS) return bf162_fma((codes & 0x007f007fu) | 0x43004300u, 0x3f803f80u, CODE_ZERO * 0x10001u + 0xc300c300u);
+    if (DECODE == DTYPE_F16) return half2_sub(and_or(codes, 0x00ff00ffu, 0x64006400u), CODE_ZERO * 0x10001u + 0x64006400u);
+    if (!CODE_IS_8_BITS) return bf162_fma(and_or(codes, 0x007f007fu, 0x43004300u), 0x3f803f80u, CODE_ZERO * 0x10001u + 0xc300c300u);
     return f32_to_bf162(f32_add(f32_from_bits((codes & 255u) | 0x4b000000u), f32_from_bits(0xcb000000u + CODE_ZERO)),
                         f32_add(f32_from_bits(((codes >> 16) & 255u) | 0x4b000000u), f32_from_bits(0xcb000000u + CODE_ZERO)));
 }

@@ -97,6 +97,20 @@ DEVICE float warp_sum(float value) {
     return value;
 }
 
+/* The lowest id that has the warp's largest key; id i * 32 + lane is key i of a lane. */
+template <u32 N>
+DEVICE u32 find_best(const u32 (&key)[N], u32 &best) {
+    u32 id = 0xffffffffu;
+    best = key[0];
+#pragma unroll
+    for (u32 i = 1; i < N; i++) best = key[i] > best ? key[i] : best;
+    best = warp_max(best);
+#pragma unroll
+    for (u32 i = N; i-- > 0;)
+        if (key[i] == best) id = i * 32 + lane_index();
+    return warp_min(id);
+}
+
 /* What the softmax of one expert needs to know of all of them. */
 struct score_scale {
     float largest, sum;
@@ -163,14 +177,8 @@ DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
 #else
 #pragma unroll 1
     for (u32 j = 0; j < TOPK_GROUPS; j++) {
-        u32 best = 0, id = 0xffffffffu;
-#pragma unroll
-        for (u32 s = 0; s < GROUPS_PER_LANE; s++) best = group_key[s] > best ? group_key[s] : best;
-        best = warp_max(best);
-#pragma unroll
-        for (u32 s = GROUPS_PER_LANE; s-- > 0;)
-            if (group_key[s] == best) id = s * 32 + lane;
-        id = warp_min(id);
+        u32 best;
+        const u32 id = find_best(group_key, best);
 #pragma unroll
         for (u32 s = 0; s < GROUPS_PER_LANE; s++) {
             if (s * 32 + lane == id) group_key[s] = 0;
@@ -241,14 +249,8 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
 #endif
 #pragma unroll 1
     for (u32 j = 0; j < K; j++) {
-        u32 best = key[0], id = 0xffffffffu;
-#pragma unroll
-        for (u32 i = 1; i < EXPERTS_PER_LANE; i++) best = key[i] > best ? key[i] : best;
-        best = warp_max(best);
-#pragma unroll
-        for (u32 i = EXPERTS_PER_LANE; i-- > 0;)
-            if (key[i] == best) id = i * 32 + lane;
-        id = warp_min(id);
+        u32 best;
+        const u32 id = find_best(key, best);
 #if SPARSE_MIXER
         float sum = 0.0f;
 #pragma unroll

@@ -159,7 +159,7 @@ static float moer_token_mixer_weight(const moer_token *token, float largest) {
 
 static void moer_token_select(moer_token *token) {
     const moer_router *router = token->router;
-    const int drops = router->group_rule == MOE_ROUTE_GROUPS_MAX || router->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM;
+    const int drops = moer_drops_groups(router->group_rule);
     const int by_score = router->selection_bias != 0 || drops || router->score == MOE_ROUTE_SCORE_CUSTOM;
     uint32_t given[MOER_MAX_GROUPS], e, j;
     for (e = 0; e < router->num_experts; e++) {

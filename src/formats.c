@@ -55,9 +55,14 @@ static size_t moer_zero_point_row_bytes(const moer_matrix *matrix) {
     return matrix->format == MOE_ROUTE_FORMAT_INT4 ? ((size_t)matrix->num_groups + 1) / 2 : matrix->num_groups;
 }
 
+static uint64_t moer_data_bytes(const moer_matrix *matrix) { return (uint64_t)matrix->rows * moer_row_bytes(matrix); }
+
+static uint64_t moer_scale_bytes(const moer_matrix *matrix) {
+    return (uint64_t)((matrix->rows + matrix->group_rows - 1) / matrix->group_rows) * moer_scale_row_bytes(matrix);
+}
+
 static uint64_t moer_matrix_bytes(const moer_matrix *matrix) {
-    const uint64_t scale_rows = (matrix->rows + matrix->group_rows - 1) / matrix->group_rows;
-    uint64_t bytes = (uint64_t)matrix->rows * moer_row_bytes(matrix) + scale_rows * moer_scale_row_bytes(matrix);
+    uint64_t bytes = moer_data_bytes(matrix) + moer_scale_bytes(matrix);
     if (matrix->zero_points != 0) bytes += (uint64_t)matrix->rows * moer_zero_point_row_bytes(matrix);
     return bytes;
 }

@@ -286,6 +286,9 @@ typedef struct moer_router {
     uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
 } moer_router;
 
+/* Whether a rule drops whole groups. */
+static int moer_drops_groups(moe_route_group_rule rule);
+
 typedef enum moer_scales { /* how a scale is stored; the first three as moe_route_dtype */
     MOER_SCALES_F32 = 1,
     MOER_SCALES_F16 = 2,
@@ -323,7 +326,9 @@ static size_t moer_scale_size(moer_scales kind);
 static size_t moer_row_bytes(const moer_matrix *matrix);            /* of data */
 static size_t moer_scale_row_bytes(const moer_matrix *matrix);      /* of scales, for one row or group_rows rows; 0: none */
 static size_t moer_zero_point_row_bytes(const moer_matrix *matrix); /* where they are given */
-static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* of one expert, with scales and zero points */
+static uint64_t moer_data_bytes(const moer_matrix *matrix);         /* of one expert */
+static uint64_t moer_scale_bytes(const moer_matrix *matrix);        /* likewise */
+static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* likewise: data, scales and zero points */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile.h cuts a row into */
 
 struct moe_route_layer {

@@ -178,6 +178,9 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
     return status;
 }
 
+/* Whether more than MOER_SMALL_PAIRS pairs may come. */
+static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
+
 static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moe_route_context *context = layer->context;
     const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
@@ -204,7 +207,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         return moer_refuse(context, "fused_combine", (unsigned long long)desc->fused_combine, "AUTO (0), ON (1) or OFF (2)");
     if (desc->dependent_launch == MOE_ROUTE_ON && context->device != MOE_ROUTE_DEVICE_CPU && context->target < 90)
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: dependent_launch is ON; sm_%u has none, allowed is AUTO or OFF", (unsigned)context->target);
-    if (desc->fused_combine == MOE_ROUTE_ON && layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS)
+    if (desc->fused_combine == MOE_ROUTE_ON && moer_layer_is_large(layer))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: fused_combine is ON with max_tokens %u and top_k %u; allowed is max_tokens * top_k up to %u",
                          (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
     layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
@@ -304,7 +307,7 @@ typedef struct moer_matmul_kind {
 
 /* matmul.cu for small and, where the layer can meet them, large batches. */
 static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS, weighs = kind->activated && layer->weight_on_input;
+    const int large = moer_layer_is_large(layer), weighs = kind->activated && layer->weight_on_input;
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
@@ -378,7 +381,7 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = moer_layer_is_large(layer);
     moer_matmul_kind kind;
     moe_route_status status;
     memset(&kind, 0, sizeof kind);
@@ -410,7 +413,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
 
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     const uint32_t operations = layer->operations;
-    const int large = layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS;
+    const int large = moer_layer_is_large(layer);
     const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
     moe_route_status status = MOE_ROUTE_OK;
     if (operations & MOE_ROUTE_OPERATION_LAYER) status = moer_layer_need_route(layer, 1, 1, &layer->route_layer);

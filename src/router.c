@@ -25,6 +25,8 @@ static int moer_is_finite(float value) {
     return (bits & 0x7f800000u) != 0x7f800000u;
 }
 
+static int moer_drops_groups(moe_route_group_rule rule) { return rule == MOE_ROUTE_GROUPS_MAX || rule == MOE_ROUTE_GROUPS_TOP2_SUM; }
+
 static int moer_is_positive(float value) { return moer_is_finite(value) && value >= 0.0f; }
 
 /* ---- checking ---- */
@@ -81,14 +83,13 @@ static moe_route_status moer_router_check_numbers(moe_route_context *context, co
 }
 
 static moe_route_status moer_router_check_groups(moe_route_context *context, const moe_route_router *from) {
-    const int drops = from->group_rule == MOE_ROUTE_GROUPS_MAX || from->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM;
     if (from->group_rule == MOE_ROUTE_GROUPS_NONE) {
         if (from->num_groups > 1) return moer_refuse(context, "router.group_rule", 0, "MAX (1), TOP2_SUM (2) or QUOTA (3) with more than one group");
         return MOE_ROUTE_OK;
     }
     if (from->num_groups < 1 || from->num_groups > MOER_MAX_GROUPS || from->num_experts % from->num_groups != 0)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_groups is %u; allowed is a divisor of num_experts, %u, up to 64", (unsigned)from->num_groups, (unsigned)from->num_experts);
-    if (drops && (from->topk_groups < 1 || from->topk_groups > from->num_groups))
+    if (moer_drops_groups(from->group_rule) && (from->topk_groups < 1 || from->topk_groups > from->num_groups))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.topk_groups is %u; allowed is 1 to num_groups, %u", (unsigned)from->topk_groups, (unsigned)from->num_groups);
     if (from->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM && from->num_experts / from->num_groups < 2)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: router.num_groups is %u; TOP2_SUM needs groups of at least 2 of the %u experts", (unsigned)from->num_groups, (unsigned)from->num_experts);
@@ -106,7 +107,7 @@ static moe_route_status moer_router_check_together(moe_route_context *context, c
     } else if (from->jitter != 0.0f) {
         return moer_refuse_number(context, "router.jitter", from->jitter, "0 with scores other than SPARSE_MIXER");
     }
-    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && from->group_rule != MOE_ROUTE_GROUPS_MAX && from->group_rule != MOE_ROUTE_GROUPS_TOP2_SUM)
+    if (from->dropped != MOE_ROUTE_DROPPED_MINUS_INFINITY && !moer_drops_groups(from->group_rule))
         return moer_refuse(context, "router.dropped", (unsigned long long)from->dropped, "MINUS_INFINITY (0) unless group_rule is MAX or TOP2_SUM");
     if (from->dropped == MOE_ROUTE_DROPPED_ZERO_SCORE) {
         if (from->selection_bias != 0) return moer_refuse(context, "router.selection_bias", from->selection_bias, "0 with DROPPED_ZERO_SCORE");
@@ -185,7 +186,7 @@ static moe_route_status moer_router_check(moe_route_context *context, const moe_
     router->num_groups = from->group_rule != MOE_ROUTE_GROUPS_NONE ? from->num_groups : 1;
     router->topk_groups = from->topk_groups;
     router->dropped = from->dropped;
-    if ((router->group_rule == MOE_ROUTE_GROUPS_MAX || router->group_rule == MOE_ROUTE_GROUPS_TOP2_SUM) && router->topk_groups == router->num_groups)
+    if (moer_drops_groups(router->group_rule) && router->topk_groups == router->num_groups)
         router->group_rule = MOE_ROUTE_GROUPS_NONE; /* every group stays */
     router->ids = from->ids;
     router->id_table = from->id_table;

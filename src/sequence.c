@@ -172,7 +172,7 @@ static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_
 
 /* The down matmul's weights, as many as two fifths of L2 hold: the rest of it has the weights that are being read. */
 static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, uint64_t l2_bytes) {
-    const uint64_t data = (uint64_t)down->rows * moer_row_bytes(down), scales = (uint64_t)((down->rows + down->group_rows - 1) / down->group_rows) * moer_scale_row_bytes(down);
+    const uint64_t data = moer_data_bytes(down), scales = moer_scale_bytes(down);
     args->next_data = down->data;
     args->next_scales = down->scales;
     args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
