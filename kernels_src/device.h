@@ -39,6 +39,10 @@ DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE void block_barrier_named(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
+/* Takes part in such a barrier without waiting at it: what this warp has written is there for those who wait. */
+DEVICE void block_barrier_arrive(u32 id, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 /* Waits until the kernels before this one in the stream have finished and their writes are visible. Every block calls it
    before it reads what they wrote, writes anything, or ends: only so is the kernel before them finished too when this one
@@ -151,6 +155,13 @@ DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }
 DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }
 DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }
 DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }
+/* For what a kernel further back wrote, read before the one before this has been waited for: from L2, since L1 may hold what
+   was there earlier. */
+DEVICE u32 load_fresh_4(const void *p) {
+    u32 d;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(d) : "l"(p) : "memory");
+    return d;
+}
 DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }
 /* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */
 DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }
@@ -158,8 +169,10 @@ DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }
 DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }
 
 /* ---- shared memory ---- */
-/* Words i to i + 3 of a SHARED int array; i is a multiple of 4. */
+/* Words i to i + 3 of a SHARED int or u32 array; i is a multiple of 4. */
 #define shared_load_4(array, i) (*(const int4 *)&(array)[i])
+/* Words i and i + 1; i is even. */
+#define shared_load_2(array, i) (*(const int2 *)&(array)[i])
 /* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */
 #define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)
 
@@ -167,10 +180,15 @@ DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p
    A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread
    but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may
    touch the destination before. */
-/* 16 bytes to element i and on of a SHARED array; both ends are aligned to 16 bytes. Not kept in L1. */
-#define copy_async_16(array, i, p) copy_async_16_to(&(array)[i], p)
-DEVICE void copy_async_16_to(void *shared, const void *p) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p) : "memory");
+/* 16 or 4 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Both ends are
+   aligned to as many bytes. The 16 aren't kept in L1. */
+#define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)
+#define copy_async_4(array, i, p, size) copy_async_4_to(&(array)[i], p, size)
+DEVICE void copy_async_16_to(void *shared, const void *p, u32 size) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(size) : "memory");
+}
+DEVICE void copy_async_4_to(void *shared, const void *p, u32 size) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(size) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }

@@ -3,10 +3,13 @@
   y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of
   padding get 0.
 
-  A block is 16 output columns of all experts: a warp takes a distinct expert and one of K_SPLIT parts of K, loads the next
-  one's weights before it multiplies those that it has, and leaves the sums of the expert's rows in shared memory. When all are there, a thread adds up one output column of one token. So no
-  partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a token's result
-  doesn't depend on the others in the batch.
+  A block is 16 output columns of all experts: a warp takes a distinct expert and one of K_SPLIT parts of K, then others, as a
+  stream (stream.h), and leaves the sums of the experts' rows in shared memory. When all are there, a thread adds up one output column of
+  one token. So no partial result goes through global memory, nothing is atomic, and the order of every sum is fixed: a
+  token's result doesn't depend on the others in the batch.
+
+  Under dependent launch its blocks start while the kernel that computes h still runs. That one has waited for the maps, so
+  they are there; and they say which weights are needed: those are on their way when h is waited for.
 
   Constants: those of tile.h (X is the dtype of h and y, ROWS the hidden size) and epilogue.h; BIAS (dtype, 0: none); K, slots
   a token; WEIGHT_ON_INPUT: h has the router's weight already; K_SPLIT; MAX_PAIRS. Threads: any number of warps up to 16.
@@ -15,71 +18,74 @@
 #include "args.h"
 #include "tokens.h"
 #include "tile.h"
+#define STREAM_COPIES 0 /* the partial sums take the room */
+#include "stream.h"
 #include "vector.h"
 #include "epilogue.h"
 
-/* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows from `base` on, a
-   round of loads. */
+/* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows of h from `base` on. */
 struct place {
-    u32 item, base, end_row, round;
-    weight_row low, high;
-    float low_scale, high_scale;
+    u32 item, base, end_row;
+    tile_rows rows;
+    const u8 *h; /* of the lane's row */
 };
 
-DEVICE void enter_item(const moer_down_args &a, place &p, u32 item, u32 total) {
-    p.item = item;
-    p.round = 0;
-    if (item >= total) return;
-    const u32 d = item / K_SPLIT, column = block_index_x() * 16 + (lane_index() >> 2), expert = (u32)a.distinct_experts[d];
-    p.base = (u32)a.distinct_offsets[d];
-    p.end_row = (u32)a.distinct_offsets[d + 1];
-    p.low = find_weight_row(a.weights, expert, column < ROWS ? column : ROWS - 1);
-    p.high = find_weight_row(a.weights, expert, column + 8 < ROWS ? column + 8 : ROWS - 1);
-    p.low_scale = ROW_HAS_SCALE ? row_scale(p.low) : 1.0f;
-    p.high_scale = ROW_HAS_SCALE ? row_scale(p.high) : 1.0f;
+/* Where there is no row: another, whose sums nobody uses, or null where multiplying costs time by the row. */
+DEVICE void find_h(const moer_down_args &a, place &p) {
+    const u32 wanted = p.base + (lane_index() >> 2), row = wanted < p.end_row ? wanted : p.base;
+    p.h = TENSOR_CORES || wanted < p.end_row ? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0;
 }
 
-DEVICE void advance(const moer_down_args &a, place &p, u32 total) {
-    if (++p.round < ROUNDS(K_SPLIT)) return;
-    p.round = 0;
+template <class Experts, class Offsets>
+DEVICE void enter_item(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 item, u32 total) {
+    p.item = item;
+    if (item >= total) return;
+    const u32 d = item / K_SPLIT, column = block_index_x() * 16 + (lane_index() >> 2), expert = (u32)experts[d];
+    p.base = (u32)offsets[d];
+    p.end_row = (u32)offsets[d + 1];
+    p.rows.low = find_weight_row(a.weights, expert, column < ROWS ? column : ROWS - 1);
+    p.rows.high = find_weight_row(a.weights, expert, column + 8 < ROWS ? column + 8 : ROWS - 1);
+    find_h(a, p);
+}
+
+template <class Experts, class Offsets>
+DEVICE void advance(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 total) {
     p.base += 8;
-    if (p.base >= p.end_row) enter_item(a, p, p.item + block_threads() / 32, total);
+    if (p.base >= p.end_row) enter_item(a, experts, offsets, p, p.item + block_threads() / 32, total);
+    else find_h(a, p);
 }
 
 KERNEL(moe_route_down, 512, moer_down_args) {
     SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */
+    SHARED(int, experts, MAX_PAIRS);     /* the maps */
+    SHARED(int, offsets, MAX_PAIRS + 1);
     SHARED(int, pair_row, MAX_PAIRS);
     SHARED(float, pair_weight, MAX_PAIRS);
     const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();
+    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;
+    for (u32 d = thread_index(); d < num_distinct; d += block_threads()) experts[d] = (int)load_fresh_4(a.distinct_experts + d);
+    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);
+    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);
+    block_barrier();
+    place next = {};
+    weight_stream<X_LOADED, K_SPLIT> stream;
+    SHARED(u32, copies, STREAM_MEMORY(X_LOADED, K_SPLIT, 16));
+    const held_activations<K_SPLIT> held = {};
+    enter_item(a, experts, offsets, next, warp_index(), total);
+    if (next.item < total) start_weights(stream, copies, next.rows, next.item % K_SPLIT);
     wait_for_previous_kernels();
     let_next_kernel_start();
-    const u32 total = (u32)a.distinct_count[0] * K_SPLIT;
-    place next = {};
-    tile_chunks<K_SPLIT> ahead;
-    enter_item(a, next, warp_index(), total);
-    if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT);
-    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) {
-        pair_row[pair] = a.pair_to_row[pair];
-        pair_weight[pair] = WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair);
-    }
-    float sums[1][4];
+    if (next.item < total) start_activations(stream, next.h, next.item % K_SPLIT);
+    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_weight[pair] = WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair);
 #pragma unroll 1
     while (next.item < total) {
         const place here = next;
         const u32 part = here.item % K_SPLIT;
-        tile_chunks<K_SPLIT> loaded = ahead;
-        advance(a, next, total);
-        if (next.item < total) load_tile<K_SPLIT>(ahead, next.low, next.high, next.item % K_SPLIT + next.round * LOADED_STEPS(K_SPLIT) * K_SPLIT);
-        /* Where there is no token: another row, whose sums nobody uses, or null where multiplying costs time by the token. */
-        const u32 wanted = here.base + g, row = wanted < here.end_row ? wanted : here.base;
-        const u8 *x[1] = {TENSOR_CORES || wanted < here.end_row ? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0};
-        if (here.round == 0) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) sums[0][i] = 0.0f;
-        }
-        multiply_loaded<1, K_SPLIT>(sums, loaded, here.low, here.high, x, part + here.round * LOADED_STEPS(K_SPLIT) * K_SPLIT);
-        if (here.round != ROUNDS(K_SPLIT) - 1) continue;
-        scale_rows<1>(sums, here.low_scale, here.high_scale);
+        const u8 *h[1] = {here.h};
+        float sums[1][4];
+        advance(a, experts, offsets, next, total);
+        multiply_tile(sums, stream, copies, held, here.rows, h, part, next.item < total, next.rows, next.h, next.item % K_SPLIT);
+        scale_rows<1>(sums, ROW_HAS_SCALE ? row_scale(here.rows.low) : 1.0f, ROW_HAS_SCALE ? row_scale(here.rows.high) : 1.0f);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const u32 token_row = here.base + t * 2 + (i & 1);

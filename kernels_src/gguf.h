@@ -62,7 +62,7 @@
 #define LANE_SUB (FORMAT == FORMAT_Q2_K || FORMAT == FORMAT_Q3_K || FORMAT == FORMAT_Q6_K ? 4 : 8)
 #define LANE_RUN (FORMAT == FORMAT_Q8_0 || FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K ? 8 : 4)
 #define SUBS (LANE_VALUES / LANE_SUB)
-#define CHUNKS_AHEAD 1
+#define CHUNK_WORDS (CODE_WORDS + HEAD_WORDS)
 #define ROW_HAS_SCALE 0
 
 #define CODE_IS_8_BITS (FORMAT == FORMAT_Q8_0 || FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS)
@@ -74,11 +74,20 @@
 
 struct weight_row { const u8 *data; };
 
-DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 row) {
+DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u64 row) {
     weight_row r;
     r.data = (const u8 *)w.data + ((u64)expert * ROWS + row) * ROW_BYTES;
     return r;
 }
+
+DEVICE weight_row row_after(const weight_row &row, u32 rows) {
+    weight_row r;
+    r.data = row.data + rows * ROW_BYTES;
+    return r;
+}
+#define ROWS_ALIKE 1
+#define CAN_COPY(parts) 0 /* few blocks are aligned for it */
+#define SCALES_FILL_WORDS 0
 
 /* A lane's part of a row's step. Blocks of 32: word i and head i belong to block i of the step; head holds the scale below
    and the minimum above; Q8_0 has two words a block, Q5_0 and Q5_1 a block's fifth bits in word 4 + i. */
@@ -92,7 +101,7 @@ DEVICE u32 load_block(const u8 *block, u32 offset) {
     return word[0];
 }
 
-DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
+DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inner) {
     const u32 t = lane_index() & 3;
     weight_chunk c;
 #if SMALL_BLOCKS
@@ -100,8 +109,8 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
     for (u32 i = 0; i < CODE_WORDS; i++) c.word[i] = c.head[i % 4] = 0;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        const u8 *block = row.data + (u64)(step * 4 + i) * BLOCK_BYTES;
-        if (INNER % STEP != 0 && step * 4 + i >= INNER / 32) continue;
+        const u8 *block = row.data + (step * 4 + i) * BLOCK_BYTES;
+        if (INNER % STEP != 0 && !inner && step * 4 + i >= INNER / 32) continue;
         c.head[i] = load_block<(FORMAT == FORMAT_GGUF_MXFP4 ? 1 : SUB_HAS_MIN ? 4 : 2), 16>(block, 0);
 #if FORMAT == FORMAT_Q8_0
         c.word[i * 2 + 0] = load_block<4, 2>(block, CODES + t * 8);
@@ -114,8 +123,8 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
 #endif
     }
 #else
-    const u8 *block = row.data + (u64)(step / 2) * BLOCK_BYTES;
-    const u32 half = step % 2;
+    const u8 *block = row.data + step / 2 * BLOCK_BYTES;
+    const u32 half = (u32)step % 2;
 #if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K
     u32 word[4];
     load_weights<16, BLOCK_ALIGN(16)>(word, block + CODES + half * 64 + t * 16, 16);

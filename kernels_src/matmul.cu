@@ -1,119 +1,197 @@
 /*
   matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain
-  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet once in shared memory, and go through
-  the expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once
-  (and from L2 for each further 8 * ROW_BLOCKS rows).
+  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the
+  expert's rows 8 * ROW_BLOCKS at a time. Each distinct expert's weights are read from memory once (and from L2 for each
+  further 8 * ROW_BLOCKS rows).
 
-  h[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile is 8 gate and 8 up rows, out [R, N / 2]
-  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: a tile is 16 rows, out [R, N]
+  h[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: 16 weight rows are 8 of gate, 8 of up; out [R, N / 2]
+  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: they are 16 rows; out [R, N]
   out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0
 
-  A block lives through many tiles and loads the next one's weights before it multiplies those that it has, so that memory
-  is never idle; one barrier a tile, since two of them share nothing in shared memory. What the next kernel will read of its
-  own weights is brought into L2 at the end.
+  A block takes a range of the tiles of all distinct experts, in order. So most of its tiles have the same rows of x as the
+  tile before, which a warp keeps in registers where its part of them fits; and memory is never idle, since the stream of
+  weights (stream.h) goes on from tile to tile. No warp waits for another, save the one that adds up a tile: they take turns.
+  What the next kernel will read of its own weights is brought into L2 at the end.
 
   Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; UP_APART, 1: up is a matrix of its own, with N = I; ACTIVATION, moe_route_activation + 1, and CLAMP, as in
   activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);
   K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);
-  OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's; RESIDENT_BLOCKS, how many share a multiprocessor;
+  OUT_ORDER: the order of a row of out, X_ORDER of its reader; OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's, up to 8; RESIDENT_BLOCKS, how many share a multiprocessor;
   ROW_BLOCKS. Grid: any number of blocks.
 */
 #include "device.h"
 #include "args.h"
 #include "scores.h"
 #include "activations.h"
-#include "tile.h"
-
 #ifndef UP_APART
 #define UP_APART 0
 #endif
+#include "tile.h"
+#define STREAM_COPIES (CAN_COPY(WARPS) && ROW_BLOCKS == 1)
+#include "stream.h"
+
+#ifndef OUT_ORDER
+#define OUT_ORDER PAIRS_LINEAR
+#endif
+
+#define X_HOW (ROW_BLOCKS > 1 ? X_LATE : CAN_HOLD(WARPS) ? X_HELD : X_LOADED)
 #define COLUMNS (GATED && !UP_APART ? ROWS / 2 : ROWS) /* of the output */
 #define TILE_COLUMNS (GATED ? 8 : 16)
 #define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 #define TILE_TOKENS (8 * ROW_BLOCKS)
+#define EVEN_TILES (COLUMNS % TILE_COLUMNS == 0 && ROWS_ALIKE) /* whose rows are always as far from each other */
+
+/* The warps' sums of a tile, for the warps that finish it, in TURNS. A warp takes part in finishing one of so many tiles, for which
+   it waits until all others have written theirs. So with TURNS + 1 slots, whoever writes to one again knows that its finishers, who
+   have waited for a tile since, are done. The more turns, the less do warps wait, as far as shared memory goes. With many rows of x
+   there's room for two slots only: then all wait for all. */
 #define PARTIAL_STRIDE (TILE_TOKENS + 1)
 #define PARTIAL_SIZE (WARPS * 16 * PARTIAL_STRIDE)
+#define HAS_ROOM(turns) (((turns) + 1) * PARTIAL_SIZE + STREAM_MEMORY(X_HOW, WARPS, WARPS) <= 11776) /* 46 KB */
+#define TURNS (WARPS == 1 || HAS_ROOM(WARPS) ? WARPS : WARPS == 2 || HAS_ROOM(WARPS / 2) ? WARPS / 2 : WARPS / 4)
+#define FINISHERS (WARPS / TURNS)
+#define SLOTS (ROW_BLOCKS == 1 ? TURNS + 1 : 2)
 
-/* The weight row that is row `i` (0 to 15) of tile `tile`. Past the matrix: its last row, whose sums nobody uses. */
-DEVICE u32 tile_row(u32 tile, u32 i) {
-    u32 column = tile * TILE_COLUMNS + (GATED ? i & 7 : i);
-    if (column >= COLUMNS) column = COLUMNS - 1;
+/* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */
+DEVICE u64 tile_row(u32 tile, u32 i) {
+    u64 column = (u64)tile * TILE_COLUMNS + (GATED ? i & 7 : i);
+    if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;
     if (!GATED || UP_APART) return column;
     return INTERLEAVED ? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;
 }
 
-/* Where a block is in its work: tile `work % NUM_TILES` of distinct expert work / NUM_TILES, the expert's rows from `base`
-   on, a round of loads. */
-struct place {
-    u32 work, expert, base, end_row, round;
-    weight_row low, high;
-    float low_scale, high_scale;
-    const u8 *x[ROW_BLOCKS];
-};
+/* A range of the tiles of all distinct experts: tile work % NUM_TILES of expert work / NUM_TILES. */
+struct work_range { u32 begin, end; };
 
-/* The activations of the lane's token in each block of rows. Where there is no token: another row, whose sums nobody uses,
-   or null where multiplying costs time by the token. */
+DEVICE u32 first_tile(const work_range &range, u32 d) { return range.begin > d * NUM_TILES ? range.begin - d * NUM_TILES : 0; }
+DEVICE u32 last_tile(const work_range &range, u32 d) { return range.end < (d + 1) * NUM_TILES ? range.end - d * NUM_TILES : NUM_TILES; }
+
+/* Where a block is in its range: a tile of distinct expert d, and the expert's rows of x from `base` on. */
+struct place {
+    u32 d, tile;
+    u32 expert, base, end_row;
+    tile_rows rows;
+    stream_source source;
+    u32 x_row[ROW_BLOCKS];
+};
+#define NO_ROW 0xffffffffu
+
+DEVICE bool is_inside(const work_range &range, const place &p) { return p.d * NUM_TILES < range.end; }
+
+/* The rows of x that the lane's token has in each block of rows. Where there is no token: another, whose sums nobody uses, or none
+   where multiplying costs time by the token. */
 DEVICE void find_activations(const moer_matmul_args &a, place &p) {
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; b++) {
         const u32 wanted = p.base + b * 8 + (lane_index() >> 2);
         const u32 row = wanted < p.end_row ? wanted : p.base;
-        u32 index = row;
-        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];
-        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;
-        p.x[b] = TENSOR_CORES || wanted < p.end_row ? (const u8 *)a.x + (u64)index * INNER * X_BYTES : 0;
+        p.x_row[b] = row;
+        if (X_INDEX != 2) p.x_row[b] = X_INDEX == 0 && a.num_pairs == K ? 0 : (u32)a.row_to_pair[row]; /* of one token: at once */
+        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) p.x_row[b] /= K;
+        if (!TENSOR_CORES && wanted >= p.end_row) p.x_row[b] = NO_ROW;
     }
 }
 
-DEVICE void enter_tile(const moer_matmul_args &a, place &p, u32 work, u32 total) {
-    p.work = work;
-    p.round = 0;
-    if (work >= total) return;
-    const u32 d = work / NUM_TILES, tile = work % NUM_TILES, g = lane_index() >> 2;
+DEVICE const u8 *activations(const moer_matmul_args &a, u32 x_row) { return x_row == NO_ROW ? 0 : (const u8 *)a.x + (u64)x_row * INNER * X_BYTES; }
+
+DEVICE void find_rows(const moer_matmul_args &a, place &p) {
+    const u32 g = lane_index() >> 2;
+    p.rows.low = find_weight_row(a.weights, p.expert, tile_row(p.tile, g));
+    p.rows.high = find_weight_row(UP_APART ? a.up_weights : a.weights, p.expert, tile_row(p.tile, g + 8));
+    p.source = find_source(p.rows, warp_index());
+}
+
+/* The same from the tile before, in fewer instructions and registers. */
+DEVICE void find_next_rows(const moer_matmul_args &a, place &p) {
+    constexpr u32 TILE_ROWS = TILE_COLUMNS * (GATED && INTERLEAVED && !UP_APART ? 2 : 1);
+    if (!EVEN_TILES) return find_rows(a, p);
+    p.rows.low = row_after(p.rows.low, TILE_ROWS);
+    p.rows.high = UP_APART ? row_after(p.rows.high, TILE_ROWS) : row_after(p.rows.low, !GATED ? 8 : INTERLEAVED ? 1 : COLUMNS);
+#if STREAM_COPIES
+    if (ROWS_KEEP_WORDS(TILE_ROWS)) {
+        p.source = copy_source_after(p.source, TILE_ROWS);
+        if (!UP_APART) p.source.high = p.source.low + (!GATED ? 8 : INTERLEAVED ? 1 : COLUMNS) * ROW_BYTES;
+        return;
+    }
+#endif
+    p.source = find_source(p.rows, warp_index());
+}
+
+DEVICE void enter_expert(const moer_matmul_args &a, place &p, u32 d, const work_range &range) {
+    p.d = d;
+    if (!is_inside(range, p)) return;
+    p.tile = first_tile(range, d);
     p.expert = (u32)a.distinct_experts[d];
     p.base = (u32)a.distinct_offsets[d];
     p.end_row = (u32)a.distinct_offsets[d + 1];
-    p.low = find_weight_row(a.weights, p.expert, tile_row(tile, g));
-    p.high = find_weight_row(UP_APART ? a.up_weights : a.weights, p.expert, tile_row(tile, g + 8));
-    p.low_scale = ROW_HAS_SCALE ? row_scale(p.low) : 1.0f;
-    p.high_scale = ROW_HAS_SCALE ? row_scale(p.high) : 1.0f;
     find_activations(a, p);
+    find_rows(a, p);
 }
 
-DEVICE void advance(const moer_matmul_args &a, place &p, u32 total) {
-    if (++p.round < ROUNDS(WARPS)) return;
-    p.round = 0;
+/* To the next tile, of the same rows of x as long as there is one; otherwise returns true. */
+DEVICE bool advance(const moer_matmul_args &a, place &p, const work_range &range) {
+    if (++p.tile < last_tile(range, p.d)) {
+        find_next_rows(a, p);
+        return false;
+    }
     p.base += TILE_TOKENS;
-    if (p.base >= p.end_row) enter_tile(a, p, p.work + grid_blocks_x(), total);
-    else find_activations(a, p);
+    if (p.base >= p.end_row) {
+        enter_expert(a, p, p.d + 1, range);
+    } else {
+        p.tile = first_tile(range, p.d);
+        find_activations(a, p);
+        find_rows(a, p);
+    }
+    return true;
 }
 
-/* Adds up the warps' parts of the tile's sums, and writes its outputs. */
+/* Where element i of a row is, whose pairs lie in this order. */
+DEVICE u32 place_in_order(int order, u32 i) {
+    if (order == PAIRS_OF_4) return i / 4 * 4 + i % 2 * 2 + i / 2 % 2;
+    if (order == PAIRS_OF_8) return i / 8 * 8 + i % 4 * 2 + i / 4 % 2;
+    return i;
+}
+
+/* Adds up the warps' parts of the tile's sums, and writes its outputs: as one of FINISHERS warps. */
 template <class Partial>
-DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 half) {
-    const u32 tile = p.work % NUM_TILES;
-    for (u32 i = thread_index(); i < TILE_COLUMNS * TILE_TOKENS; i += WARPS * 32) {
-        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = tile * TILE_COLUMNS + c;
+DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 slot, u32 finisher) {
+    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += FINISHERS * 32) {
+        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = p.tile * TILE_COLUMNS + c;
         if (row >= p.end_row || column >= COLUMNS) continue;
         const u32 pair = OUT_BY_PAIR || WEIGHT_ON_INPUT ? (u32)a.row_to_pair[row] : row;
         float value = 0.0f, up = 0.0f;
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
-            value = f32_add(value, partial[half * PARTIAL_SIZE + (w * 16 + c) * PARTIAL_STRIDE + token]);
-            if (GATED) up = f32_add(up, partial[half * PARTIAL_SIZE + (w * 16 + c + 8) * PARTIAL_STRIDE + token]);
+            value = f32_add(value, partial[slot * PARTIAL_SIZE + (w * 16 + c) * PARTIAL_STRIDE + token]);
+            if (GATED) up = f32_add(up, partial[slot * PARTIAL_SIZE + (w * 16 + c + 8) * PARTIAL_STRIDE + token]);
         }
         /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */
         const float weight = WEIGHT_ON_INPUT ? load_value(a.router_weights, pair, WEIGHTS) : 1.0f;
         if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);
-        if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + tile_row(tile, c), BIAS));
+        if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c), BIAS));
         if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);
         if (GATED) {
             if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
-            if (BIAS) up = f32_add(up, load_value(UP_APART ? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(tile, c + 8), BIAS));
+            if (BIAS) up = f32_add(up, load_value(UP_APART ? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c + 8), BIAS));
             value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
         }
-        store_value(a.out, (u64)(OUT_BY_PAIR ? pair : row) * COLUMNS + column, OUT, value);
+        store_value(a.out, (u64)(OUT_BY_PAIR ? pair : row) * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);
     }
+}
+
+/* The warp's sums of a tile become those of all warps; those whose turn it is finish it. */
+template <class Partial>
+DEVICE void hand_in(const moer_matmul_args &a, const place &p, Partial &partial, u32 count, float (&sums)[ROW_BLOCKS][4]) {
+    const u32 warp = warp_index(), g = lane_index() >> 2, t = lane_index() & 3, slot = count % SLOTS;
+    const bool turn = warp / FINISHERS == count % TURNS;
+#pragma unroll
+    for (u32 b = 0; b < ROW_BLOCKS; b++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) partial[slot * PARTIAL_SIZE + (warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];
+    if (SLOTS <= TURNS) block_barrier();
+    else if (turn) block_barrier_named(1 + slot, WARPS * 32);
+    else block_barrier_arrive(1 + slot, WARPS * 32);
+    if (turn) finish_tile(a, p, partial, slot, warp % FINISHERS);
 }
 
 /* The pairs that no expert here serves. */
@@ -133,49 +211,49 @@ DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 byte
 }
 
 /* The matrix that the next kernel multiplies, of as many distinct experts as wanted. */
-DEVICE void prefetch_next(const moer_matmul_args &a, u32 num_distinct) {
+DEVICE void prefetch_next(const moer_matmul_args &a) {
+    const u32 num_distinct = (u32)a.distinct_count[0];
     const u32 num_experts = num_distinct < a.next_experts ? num_distinct : a.next_experts;
     prefetch_array(a, a.next_data, a.next_bytes, num_experts);
     prefetch_array(a, a.next_scales, a.next_scale_bytes, num_experts);
 }
 
 KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {
-    SHARED(float, partial, 2 * PARTIAL_SIZE); /* [this tile or the next][warp][weight row][token] */
-    const u32 warp = warp_index(), lane = lane_index(), g = lane >> 2, t = lane & 3;
+    SHARED(float, partial, SLOTS * PARTIAL_SIZE); /* [slot][warp][weight row][token] */
+    SHARED(u32, copies, STREAM_MEMORY(X_HOW, WARPS, WARPS));
+    const u32 warp = warp_index();
     wait_for_previous_kernels();
     let_next_kernel_start();
-    const u32 num_distinct = (u32)a.distinct_count[0], total = num_distinct * NUM_TILES;
+    const u32 total = (u32)a.distinct_count[0] * NUM_TILES, share = total / grid_blocks_x(), rest = total % grid_blocks_x();
+    work_range range;
+    range.begin = block_index_x() * share + (block_index_x() < rest ? block_index_x() : rest);
+    range.end = range.begin + share + (block_index_x() < rest);
+    if (range.begin == range.end) range.end = 0; /* nothing is inside */
     if (OUT_BY_PAIR) clear_other_pairs(a);
 
     place next = {};
-    tile_chunks<WARPS> ahead;
-    enter_tile(a, next, block_index_x(), total);
-    if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp);
-    float sums[ROW_BLOCKS][4];
-    u32 half = 0;
-#pragma unroll 1
-    while (next.work < total) {
-        const place here = next;
-        tile_chunks<WARPS> loaded = ahead;
-        advance(a, next, total);
-        if (next.work < total) load_tile<WARPS>(ahead, next.low, next.high, warp + next.round * LOADED_STEPS(WARPS) * WARPS);
-        if (here.round == 0) {
-#pragma unroll
-            for (u32 b = 0; b < ROW_BLOCKS; b++)
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;
-        }
-        multiply_loaded<ROW_BLOCKS, WARPS>(sums, loaded, here.low, here.high, here.x, warp + here.round * LOADED_STEPS(WARPS) * WARPS);
-        if (here.round != ROUNDS(WARPS) - 1) continue;
-        scale_rows<ROW_BLOCKS>(sums, here.low_scale, here.high_scale);
-#pragma unroll
-        for (u32 b = 0; b < ROW_BLOCKS; b++)
-#pragma unroll
-            for (u32 i = 0; i < 4; i++)
-                partial[half * PARTIAL_SIZE + (warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];
-        block_barrier(); /* whoever writes this half again has passed the next barrier, which all reach after reading it */
-        finish_tile(a, here, partial, half);
-        half ^= 1;
+    weight_stream<X_HOW, WARPS> stream;
+    held_activations<WARPS> held;
+    bool other_rows = true;
+    u32 count = 0;
+    enter_expert(a, next, range.begin / NUM_TILES, range);
+    if (is_inside(range, next)) {
+        if (X_HOW == X_LOADED) start_activations(stream, activations(a, next.x_row[0]), warp);
+        start_weights(stream, copies, next.source, warp);
     }
-    prefetch_next(a, num_distinct);
+#pragma unroll 1
+    while (is_inside(range, next)) {
+        const place here = next;
+        const u8 *x[ROW_BLOCKS];
+#pragma unroll
+        for (u32 b = 0; b < ROW_BLOCKS; b++) x[b] = activations(a, here.x_row[b]);
+        if (X_HOW == X_HELD && other_rows) hold_activations(held, x[0], warp);
+        other_rows = advance(a, next, range);
+        float sums[ROW_BLOCKS][4];
+        multiply_tile(sums, stream, copies, held, here.source, x, warp, is_inside(range, next), next.source, activations(a, next.x_row[0]), warp);
+        scale_rows<ROW_BLOCKS>(sums, ROW_HAS_SCALE ? row_scale(here.rows.low) : 1.0f, ROW_HAS_SCALE ? row_scale(here.rows.high) : 1.0f);
+        hand_in(a, here, partial, count++, sums);
+    }
+    end_stream();
+    prefetch_next(a);
 }

@@ -29,7 +29,6 @@
 #define SUB_HAS_MIN 0
 #define PAIR_ORDER (WEIGHT_BITS != 4 ? PAIRS_LINEAR : LANE_SUB == 4 ? PAIRS_OF_4 : PAIRS_OF_8)
 #define CHUNK_WORDS (4 + (GROUP != 0 ? (SUBS * SCALE_BYTES + 3) / 4 : 0) + ZERO_POINTS)
-#define CHUNKS_AHEAD (CHUNK_WORDS <= 4 ? 3 : CHUNK_WORDS <= 8 ? 2 : 1)
 #define ROW_HAS_SCALE (GLOBAL || (QUANTIZED && GROUP == 0))
 
 #define NUM_GROUPS (GROUP != 0 ? (INNER + GROUP - 1) / (GROUP != 0 ? GROUP : 1) : 1)
@@ -45,7 +44,7 @@ struct weight_row {
     const float *global_scale;
 };
 
-DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 row) {
+DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u64 row) {
     const u64 index = (u64)expert * ROWS + row;
     weight_row r;
     r.data = (const u8 *)w.data + index * ROW_BYTES;
@@ -55,6 +54,16 @@ DEVICE weight_row find_weight_row(const moer_weights_args &w, u32 expert, u32 ro
     return r;
 }
 
+/* The row that comes so many rows after; not where rows share scales. */
+DEVICE weight_row row_after(const weight_row &row, u32 rows) {
+    weight_row r = row;
+    r.data += rows * ROW_BYTES;
+    r.scales += (u64)rows * NUM_GROUPS * SCALE_BYTES;
+    r.zero_points += (u64)rows * ZERO_POINT_ROW_BYTES;
+    return r;
+}
+#define ROWS_ALIKE (GROUP_ROWS == 1 && GLOBAL < 3)
+
 /* A lane's part of a row's step, as it lies in memory. */
 struct weight_chunk {
     u32 word[4];
@@ -62,8 +71,8 @@ struct weight_chunk {
     u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */
 };
 
-/* The scales of a step's groups; 0 for those past the row. */
-DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *scales, u32 group) {
+/* The scales of a step's groups; 0 for those past the row, of which an inner step has none. */
+DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *scales, u64 group, bool inner) {
     constexpr u32 BYTES = SUBS * SCALE_BYTES, ALIGN = SCALE_ALIGN < BYTES ? SCALE_ALIGN : BYTES;
     const u8 *p = scales + group * SCALE_BYTES;
     if (NUM_GROUPS % SUBS == 0 && ALIGN >= (BYTES < 4 ? BYTES : 4)) {
@@ -74,22 +83,22 @@ DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *sca
     for (u32 i = 0; i < (BYTES + 3) / 4; i++) word[i] = 0;
 #pragma unroll
     for (u32 i = 0; i < SUBS; i++)
-        if (NUM_GROUPS % SUBS == 0 || group + i < NUM_GROUPS) {
+        if (NUM_GROUPS % SUBS == 0 || inner || group + i < NUM_GROUPS) {
             const u32 scale = SCALE_BYTES == 4 ? load_weights_4(p + i * SCALE_BYTES) : SCALE_BYTES == 2 ? load_2(p + i * SCALE_BYTES) : load_1(p + i * SCALE_BYTES);
             word[i * SCALE_BYTES / 4] |= scale << (i * SCALE_BYTES % 4 * 8);
         }
 }
 
-DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
+DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inner) {
     weight_chunk c;
 #pragma unroll
     for (u32 piece = 0; piece < PIECES; piece++) {
         constexpr u32 BYTES = 16 / PIECES;
-        const u32 at = step * 64 + piece * 32 + (lane_index() & 3) * BYTES; /* from the row's start */
+        const u64 at = step * 64 + (lane_index() & 3) * BYTES + piece * 32; /* from the row's start */
         u32 word[BYTES / 4];
-        if (ROW_BYTES % BYTES != 0) {
-            load_weights<BYTES, WEIGHT_ALIGN>(word, row.data + at, at < ROW_BYTES ? (u32)ROW_BYTES - at : 0);
-        } else if (ROW_BYTES % 64 == 0 || at < ROW_BYTES) { /* a piece is all there, or none of it */
+        if (ROW_BYTES % BYTES != 0 && !inner) {
+            load_weights<BYTES, WEIGHT_ALIGN>(word, row.data + at, at < ROW_BYTES ? (u32)(ROW_BYTES - at) : 0);
+        } else if (ROW_BYTES % 64 == 0 || inner || at < ROW_BYTES) { /* a piece is all there, or none of it */
             load_weights<BYTES, WEIGHT_ALIGN>(word, row.data + at, BYTES);
         } else {
 #pragma unroll
@@ -98,13 +107,102 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step) {
 #pragma unroll
         for (u32 i = 0; i < BYTES / 4; i++) c.word[piece * (BYTES / 4) + i] = word[i];
     }
-    if (GROUP != 0) load_scales(c.scale, row.scales, SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1));
+    if (GROUP != 0) load_scales(c.scale, row.scales, SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1), inner);
     if (ZERO_POINTS) {
-        const u32 group = GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
-        const u32 first = WEIGHT_BITS == 4 ? group / 2 : group;
-        load_weights<(WEIGHT_BITS == 4 ? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES ? ZERO_POINT_ROW_BYTES - first : 0);
+        const u64 group = GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
+        const u64 first = WEIGHT_BITS == 4 ? group / 2 : group;
+        load_weights<(WEIGHT_BITS == 4 ? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES ? (u32)(ZERO_POINT_ROW_BYTES - first) : 0);
         if (WEIGHT_BITS == 4 && SUBS == 1) c.zero_point[0] >>= group % 2 * 4;
         if (SIGNED) c.zero_point[0] ^= WEIGHT_BITS == 4 ? 0x88888888u : 0x80808080u;
+    }
+    return c;
+}
+
+/* A step of 16 rows in shared memory, for stream.h: the low rows' 64 bytes each, the high rows', then a word or two of scales by
+   row. Scales that don't fill words are copied with what is beside them. */
+#define STEP_SCALE_BYTES (GROUP != 0 ? SUBS * SCALE_BYTES : 0)
+#define SCALES_FILL_WORDS (SCALE_ALIGN >= 4 && STEP_SCALE_BYTES % 4 == 0)
+#define STEP_SCALE_WORDS (SCALES_FILL_WORDS || STEP_SCALE_BYTES <= SCALE_ALIGN ? (STEP_SCALE_BYTES + 3) / 4 : (STEP_SCALE_BYTES + 6) / 4)
+#define STEP_WORDS (256 + 16 * STEP_SCALE_WORDS)
+/* The steps of a warp, PARTS apart, have their scales at the same place in words. */
+#define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 ? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))
+#define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)
+
+/* Where the scales of a step are in their row. */
+DEVICE u64 scales_at(u64 step) { return (SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1)) * SCALE_BYTES; }
+
+/* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */
+struct copy_source {
+    const u8 *low, *high, *scales;
+    u32 low_scales, high_scales; /* selectors of bytes */
+};
+
+/* Lane 4g + t copies bytes 16t to 16t + 15 of rows g and g + 8, and a word of scales: word t / 2 of the low row if t is even. */
+DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &high, u32 part) {
+    const u32 t = lane_index() & 3;
+    copy_source s;
+    s.low = low.data + part * 64 + t * 16;
+    s.high = high.data + part * 64 + t * 16;
+    s.scales = (t % 2 ? high.scales : low.scales) + scales_at(part);
+    if (!SCALES_FILL_WORDS) s.scales -= (u64)s.scales & 3;
+    s.scales += t / 2 * 4;
+    s.low_scales = 0x3210u + 0x1111u * ((u32)((u64)low.scales + scales_at(part)) & 3);
+    s.high_scales = 0x3210u + 0x1111u * ((u32)((u64)high.scales + scales_at(part)) & 3);
+    return s;
+}
+
+/* So many rows later, where that leaves words of scales words. */
+#define ROWS_KEEP_WORDS(rows) (STEP_SCALE_BYTES == 0 || (rows) * NUM_GROUPS * SCALE_BYTES % 4 == 0)
+DEVICE copy_source copy_source_after(const copy_source &source, u32 rows) {
+    copy_source s = source;
+    s.low += rows * ROW_BYTES;
+    s.high += rows * ROW_BYTES;
+    s.scales += (u64)rows * NUM_GROUPS * SCALE_BYTES;
+    return s;
+}
+
+/* Copies the step that comes `steps` after the first, `part`. Where a lane takes two pieces of 8 bytes out again, rows change places in pairs,
+   against bank conflicts. */
+template <class Memory>
+DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner) {
+    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + (PIECES == 2 ? t ^ (g & 2) : t) * 4;
+    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)part + steps) * 64 + t * 16 < ROW_BYTES ? 16 : 0;
+    copy_async_16(memory, to, s.low + steps * 64, size);
+    copy_async_16(memory, to + 128, s.high + steps * 64, size);
+    if (t / 2 < STEP_SCALE_WORDS) {
+        u32 left = 4;
+        if (!inner && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */
+            const u32 word = (u32)scales_at((u64)part + steps) + t / 2 * 4, skew = ((t % 2 ? s.high_scales : s.low_scales) & 3);
+            const u32 end = NUM_GROUPS * SCALE_BYTES + skew;
+            left = word >= end ? 0 : end - word < 4 ? end - word : 4;
+        }
+        copy_async_4(memory, at + 256 + t / 2 * 16 + t % 2 * 8 + g, s.scales + scales_at(steps), left);
+    }
+}
+
+/* A lane's part of its low (half 0) or high (half 1) row. */
+template <class Memory>
+DEVICE weight_chunk fetch_chunk(Memory &memory, u32 at, u32 half, const copy_source &s) {
+    const u32 t = lane_index() & 3, g = lane_index() >> 2, from = at + half * 128 + g * 16;
+    weight_chunk c = {};
+    if (PIECES == 2) {
+#pragma unroll
+        for (u32 piece = 0; piece < 2; piece++) {
+            const auto two = shared_load_2(memory, from + ((piece * 2 + t / 2) ^ (g & 2)) * 4 + t % 2 * 2);
+            c.word[piece * 2] = (u32)two.x;
+            c.word[piece * 2 + 1] = (u32)two.y;
+        }
+    } else {
+        const auto four = shared_load_4(memory, from + t * 4);
+        c.word[0] = (u32)four.x;
+        c.word[1] = (u32)four.y;
+        c.word[2] = (u32)four.z;
+        c.word[3] = (u32)four.w;
+    }
+    if (STEP_SCALE_WORDS) {
+        const u32 first = memory[at + 256 + half * 8 + g], second = STEP_SCALE_WORDS == 2 ? memory[at + 272 + half * 8 + g] : 0;
+        c.scale[0] = SCALES_FILL_WORDS ? first : select_bytes(first, second, half ? s.high_scales : s.low_scales);
+        if (SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2) c.scale[STEP_SCALE_WORDS - 1] = second;
     }
     return c;
 }

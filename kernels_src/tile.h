@@ -1,10 +1,12 @@
 /*
   tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights
   are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what
-  happens to the sums, belongs to the kernels; what the bytes of a format mean, to packed.h and gguf.h.
+  happens to the sums, belongs to the kernels; how the weights come in time, to stream.h; what the bytes of a format mean, to
+  packed.h and gguf.h.
 
   Constants: FORMAT (weights) and X (dtype of the activations), values as in moe_route.h; ROWS, the number N of rows of a
-  matrix; INNER, the length K of a row; WEIGHT_ALIGN and X_ALIGN, bytes that every row's start is known to be aligned to, at
+  matrix; INNER, the length K of a row; X_ORDER, the order in which pairs of activations lie in memory: linear (also if not
+  defined), or that in which they are multiplied; WEIGHT_ALIGN and X_ALIGN, bytes that every row's start is known to be aligned to, at
   most 16; and those of packed.h.
 
   Lane 4g + t holds weight rows g and g + 8, and the activations of token g. K is cut into steps; in a step lane t takes
@@ -16,13 +18,10 @@
   Activations in f16 or bf16 are multiplied on tensor cores, with weights in the same type. Otherwise (f32 on either side,
   or f16 against bf16) f32 multiply-adds on the same lane layout take their place.
 
-  A kernel loads the steps of one tile by load_tile while it multiplies those of the one before by multiply_loaded, and ends
-  with scale_rows.
-
   A format's header says for a lane: load_weight_chunk, what it loads of a row in a step; arrange_weight_chunk, the exchange
   with the three other lanes of the row; unpack_sub, a sub as pairs of floats in the order PAIR_ORDER; sub_scale and
   sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row
-  (where ROW_HAS_SCALE); CHUNKS_AHEAD, how many chunks of a row may be under way.
+  (where ROW_HAS_SCALE); CHUNK_WORDS, 32-bit registers that a chunk takes.
 */
 #include "values.h"
 
@@ -54,17 +53,17 @@
 #define PAIRS_OF_4 1   /* (0, 2), (1, 3) of each 4 */
 #define PAIRS_OF_8 2   /* (0, 4), (1, 5), (2, 6), (3, 7) of each 8 */
 
+#ifndef X_ORDER
+#define X_ORDER PAIRS_LINEAR
+#endif
+
 #define X_BYTES (X == DTYPE_F32 ? 4 : 2)
 #define TENSOR_CORES (X != DTYPE_F32 && FORMAT != FORMAT_F32 && (FORMAT > FORMAT_BF16 || FORMAT == X))
 #define DECODE (X == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F16) /* what codes are unpacked to */
 #define STEP (4 * LANE_VALUES)
 #define NUM_STEPS ((INNER + STEP - 1) / STEP)
-/* Where `parts` warps share the steps, each takes every parts-th: this many, loaded so many at a time, in rounds. Enough to
-   keep memory busy while others are multiplied, few enough for the registers. */
+/* Where `parts` warps share the steps of a row, each takes every parts-th: this many. */
 #define PART_STEPS(parts) ((NUM_STEPS + (parts) - 1) / (parts))
-#define LOADED_STEPS(parts) (TENSOR_CORES && PART_STEPS(parts) > CHUNKS_AHEAD ? CHUNKS_AHEAD : PART_STEPS(parts))
-#define ROUNDS(parts) ((PART_STEPS(parts) + LOADED_STEPS(parts) - 1) / LOADED_STEPS(parts))
-
 /* BYTES bytes of weights from `p` on, a power of two up to 32, of which the row has `left`; zero bits for the others. */
 template <u32 BYTES, u32 ALIGN, u32 WORDS>
 DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {
@@ -120,6 +119,14 @@ DEVICE void exchange_words(u32 &first, u32 &second) {
 
 #define NUM_PAIRS (LANE_SUB / 2) /* in a sub */
 
+/* Step part + index * parts is one of the row's; it isn't the row's last. Known when compiled, where index is, for most. */
+template <u32 PARTS>
+DEVICE bool step_exists(u32 part, u32 index) { return (index + 1) * PARTS <= NUM_STEPS || part + index * PARTS < NUM_STEPS; }
+template <u32 PARTS>
+DEVICE bool is_inner_step(u32 index) { return (index + 1) * PARTS < NUM_STEPS; }
+
+static_assert(X_ORDER == PAIRS_LINEAR || (X_ORDER == PAIR_ORDER && TENSOR_CORES && INNER % 8 == 0), "activations in an order that this format can use");
+
 /* Position in the sub of the first (half 0) or second (half 1) value of a pair. */
 DEVICE u32 pair_element(u32 pair, u32 half) {
     if (PAIR_ORDER == PAIRS_OF_4) return pair / 2 * 4 + pair % 2 + half * 2;
@@ -130,17 +137,26 @@ DEVICE u32 pair_element(u32 pair, u32 half) {
 /* The input that is value i of a lane's sub. */
 DEVICE u32 sub_input(u32 step, u32 sub, u32 i) { return step * STEP + sub * 4 * LANE_SUB + i / LANE_RUN * 4 * LANE_RUN + lane_quarter() * LANE_RUN + i % LANE_RUN; }
 
+/* How the activations come: loaded beside the weights; loaded when needed, where those of several blocks of tokens would take
+   too many registers; or held, in the order of pairs, for many tiles. */
+constexpr int X_LOADED = 0, X_LATE = 1, X_HELD = 2;
+
+/* A lane's two rows of a tile. */
+struct tile_rows {
+    weight_row low, high;
+};
+
 #if TENSOR_CORES
 
 /* The activations of a token that belong to a sub, as they lie in memory. */
-DEVICE void load_activations(const u8 *x, u32 step, u32 sub, u32 (&word)[NUM_PAIRS]) {
+DEVICE void load_activations(const u8 *x, u32 step, u32 sub, bool inner, u32 (&word)[NUM_PAIRS]) {
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;
 #pragma unroll
     for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {
         const u32 k = sub_input(step, sub, run);
         const u8 *p = x + (u64)k * 2;
-        if (X_ALIGN >= 4 && (INNER % STEP == 0 || k + LANE_RUN <= INNER)) {
+        if (X_ALIGN >= 4 && (INNER % STEP == 0 || inner || k + LANE_RUN <= INNER)) {
             if (LANE_RUN % 8 == 0 && X_ALIGN == 16) {
 #pragma unroll
                 for (u32 i = 0; i < LANE_RUN / 8; i++) {
@@ -172,7 +188,7 @@ DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS; i++) {
         const u32 first = pair_element(i, 0), second = pair_element(i, 1);
-        pair[i] = PAIR_ORDER == PAIRS_LINEAR ? word[i] : select_bytes(word[first / 2], word[second / 2], first % 2 == 0 ? 0x5410 : 0x7632);
+        pair[i] = PAIR_ORDER == X_ORDER ? word[i] : select_bytes(word[first / 2], word[second / 2], first % 2 == 0 ? 0x5410 : 0x7632);
     }
 }
 
@@ -191,10 +207,9 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
     }
 }
 
-/* One step: sums[b] += rows' chunks against the activations x[b]. Those of one block of tokens are under way while the
-   weights are unpacked; those of more would take too many registers. */
-template <int BLOCKS>
-DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&ahead)[SUBS][NUM_PAIRS]) {
+/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late. */
+template <int BLOCKS, int HOW>
+DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS]) {
     arrange_weight_chunk(low);
     arrange_weight_chunk(high);
 #pragma unroll
@@ -206,12 +221,16 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
         const float low_min = SUB_HAS_MIN ? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN ? sub_min(high, step, sub) : 0.0f;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-            u32 word[NUM_PAIRS], activation[NUM_PAIRS];
-            if (BLOCKS > 1) {
-                load_activations(x[b], step, sub, word);
+            u32 activation[NUM_PAIRS];
+            if (HOW == X_LATE) {
+                u32 word[NUM_PAIRS];
+                load_activations(x[b], step, sub, false, word);
                 pair_activations(word, activation);
+            } else if (HOW == X_LOADED) {
+                pair_activations(words[sub], activation);
             } else {
-                pair_activations(ahead[sub], activation);
+#pragma unroll
+                for (u32 i = 0; i < NUM_PAIRS; i++) activation[i] = words[sub][i];
             }
             if (!SUB_HAS_SCALE) {
                 multiply_pairs<false>(sums[b], low_pairs, high_pairs, activation);
@@ -238,41 +257,6 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
     }
 }
 
-/* What a lane has loaded of its two rows: LOADED_STEPS(STRIDE) steps, STRIDE apart. */
-template <u32 STRIDE>
-struct tile_chunks {
-    weight_chunk low[LOADED_STEPS(STRIDE)], high[LOADED_STEPS(STRIDE)];
-};
-
-template <u32 STRIDE>
-DEVICE bool step_exists(u32 step) { return NUM_STEPS % (LOADED_STEPS(STRIDE) * STRIDE) == 0 || step < NUM_STEPS; }
-
-template <u32 STRIDE>
-DEVICE void load_tile(tile_chunks<STRIDE> &c, const weight_row &low, const weight_row &high, u32 first_step) {
-#pragma unroll
-    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {
-        const u32 step = first_step + d * STRIDE;
-        if (!step_exists<STRIDE>(step)) continue;
-        c.low[d] = load_weight_chunk(low, step);
-        c.high[d] = load_weight_chunk(high, step);
-    }
-}
-
-template <int BLOCKS, u32 STRIDE>
-DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &c, const weight_row &, const weight_row &, const u8 *const (&x)[BLOCKS], u32 first_step) {
-    u32 ahead[LOADED_STEPS(STRIDE)][SUBS][NUM_PAIRS];
-#pragma unroll
-    for (u32 d = 0; d < LOADED_STEPS(STRIDE) && BLOCKS == 1; d++)
-        if (step_exists<STRIDE>(first_step + d * STRIDE))
-#pragma unroll
-            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x[0], first_step + d * STRIDE, sub, ahead[d][sub]);
-#pragma unroll
-    for (u32 d = 0; d < LOADED_STEPS(STRIDE); d++) {
-        const u32 step = first_step + d * STRIDE;
-        if (step_exists<STRIDE>(step)) multiply_step<BLOCKS>(sums, c.low[d], c.high[d], x, step, ahead[d]);
-    }
-}
-
 #else /* f32 multiply-adds */
 
 #if FORMAT > FORMAT_BF16
@@ -287,16 +271,10 @@ DEVICE void unpack_sub_values(const weight_chunk &c, u32 step, u32 sub, float (&
 }
 #endif
 
-/* The same for activations in any dtype, without loading ahead; each lane multiplies its two rows with all 8 tokens of a
-   block, whose addresses (null: no token) are in the lanes 4 * token. */
-template <u32 STRIDE>
-struct tile_chunks {};
-
-template <u32 STRIDE>
-DEVICE void load_tile(tile_chunks<STRIDE> &, const weight_row &, const weight_row &, u32) {}
-
-template <int BLOCKS, u32 STRIDE>
-DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &, const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 first_step) {
+/* All steps of a part of K: sums[b] = rows times the activations x[b], in any dtype. Each lane multiplies its two rows with all
+   8 tokens of a block, whose addresses (null: no token) are in the lanes 4 * token. */
+template <int BLOCKS, u32 PARTS>
+DEVICE void multiply_part(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 part) {
     const u32 t = lane_index() & 3;
 #pragma unroll 1
     for (int b = 0; b < BLOCKS; b++) {
@@ -305,8 +283,8 @@ DEVICE void multiply_loaded(float (&sums)[BLOCKS][4], tile_chunks<STRIDE> &, con
         for (u32 n = 0; n < 8; n++) sum[0][n] = sum[1][n] = 0.0f;
         const u64 own = (u64)x[b];
 #pragma unroll 1
-        for (u32 step = first_step; step < NUM_STEPS; step += STRIDE) {
-            weight_chunk low_chunk = load_weight_chunk(low, step), high_chunk = load_weight_chunk(high, step);
+        for (u32 step = part; step < NUM_STEPS; step += PARTS) {
+            weight_chunk low_chunk = load_weight_chunk(low, step, false), high_chunk = load_weight_chunk(high, step, false);
             arrange_weight_chunk(low_chunk);
             arrange_weight_chunk(high_chunk);
 #pragma unroll

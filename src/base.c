@@ -25,6 +25,8 @@ static int moer_size_mul(size_t a, size_t b, size_t *result) {
     return 1;
 }
 
+static uint32_t moer_divide_up(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
+
 static int moer_size_add(size_t a, size_t b, size_t *result) {
     if (b > (size_t)-1 - a) return 0;
     *result = a + b;

@@ -68,8 +68,9 @@ static uint64_t moer_matrix_bytes(const moer_matrix *matrix) {
 }
 
 /* A step is 64 bytes of a row in packed.h, 128 inputs in gguf.h. */
-static uint32_t moer_tile_steps(const moer_matrix *matrix) {
+static uint32_t moer_tile_step(const moer_matrix *matrix) {
     const moer_block block = moer_format_block(matrix->format);
-    const uint32_t step = matrix->format > MOE_ROUTE_FORMAT_GGUF ? 128 : 64 * block.values / block.bytes;
-    return (matrix->inner + step - 1) / step;
+    return matrix->format > MOE_ROUTE_FORMAT_GGUF ? 128 : 64 * block.values / block.bytes;
 }
+
+static uint32_t moer_tile_steps(const moer_matrix *matrix) { return moer_divide_up(matrix->inner, moer_tile_step(matrix)); }

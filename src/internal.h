@@ -62,6 +62,7 @@ static int moer_append(char *buffer, size_t size, const char *format, ...) MOER_
 /* a * b and a + b into *result; 0 when they overflow. */
 static int moer_size_mul(size_t a, size_t b, size_t *result);
 static int moer_size_add(size_t a, size_t b, size_t *result);
+static uint32_t moer_divide_up(uint32_t a, uint32_t b);
 
 /* ---- sha256.c ---- */
 typedef struct moer_sha256 {
@@ -329,7 +330,8 @@ static size_t moer_zero_point_row_bytes(const moer_matrix *matrix); /* where the
 static uint64_t moer_data_bytes(const moer_matrix *matrix);         /* of one expert */
 static uint64_t moer_scale_bytes(const moer_matrix *matrix);        /* likewise */
 static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* likewise: data, scales and zero points */
-static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that tile.h cuts a row into */
+static uint32_t moer_tile_step(const moer_matrix *matrix);          /* inputs in one of tile.h's steps */
+static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that a row is cut into */
 
 struct moe_route_layer {
     moe_route_context *context;

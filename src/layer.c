@@ -272,12 +272,26 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
 /* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
 static uint32_t moer_matmul_blocks(uint32_t warps) { return 16 / warps; }
 
-/* Warps that share the steps of a row, a power of two: with fewer than four steps each, what a tile costs beside them shows. */
+/* Warps that share the steps of a row, a power of two: as few as can hold the activations of their steps in registers (stream.h),
+   since a tile costs each of them something beside its steps; or as many as a block may have. */
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
-    const uint32_t steps = moer_tile_steps(matrix);
-    uint32_t warps = 8;
-    while (warps > 1 && steps < warps * 4) warps /= 2;
+    const uint32_t steps = moer_tile_steps(matrix), words = moer_tile_step(matrix) / 8; /* of a lane, a step */
+    const uint32_t most = 48;
+    uint32_t warps = 1;
+    while (warps < 8 && moer_divide_up(steps, warps) * words > most) warps *= 2;
     return warps;
+}
+
+/* The order in which tile.h multiplies pairs of a matrix's inputs: 0 is that of memory; packed.h and gguf.h say why. */
+static unsigned long moer_pair_order(const moer_matrix *matrix) {
+    if (matrix->format > MOE_ROUTE_FORMAT_GGUF) return 1;
+    if (matrix->format != MOE_ROUTE_FORMAT_INT4 && matrix->format != MOE_ROUTE_FORMAT_MXFP4 && matrix->format != MOE_ROUTE_FORMAT_NVFP4) return 0;
+    return matrix->group_size == 16 ? 1 : 2;
+}
+
+/* That of h, which goes from one kernel of ours to another: that of the down matmul, which then needn't rearrange it. */
+static unsigned long moer_h_order(const moe_route_layer *layer) {
+    return moer_uses_tensor_cores(layer, &layer->down) && layer->intermediate_size % 8 == 0 ? moer_pair_order(&layer->down) : 0;
 }
 
 static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
@@ -321,6 +335,8 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
         moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
         moer_define(defines, "OUT", kind->out);
+        moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
+        moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
         moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
         moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
         moer_define(defines, "WARPS", kind->warps);
@@ -343,6 +359,7 @@ static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
     moer_define_tile(defines, layer, &layer->down);
     moer_define_epilogue(defines, layer);
+    moer_define_given(defines, "X_ORDER", moer_h_order(layer));
     moer_define(defines, "K_SPLIT", layer->down_parts);
     moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
     return moer_layer_need(layer, &moer_family_down, defines, &layer->down_fused);

@@ -17,8 +17,6 @@ static moer_launch *moer_sequence_add(moer_sequence *sequence, const moer_varian
     return launch;
 }
 
-static uint32_t moer_divide_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
-
 /* ---- router and maps ---- */
 
 static void moer_fill_route(moer_route_args *args, const moer_router *router, uint32_t num_tokens, const moer_routing *routing) {

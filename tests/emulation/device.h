@@ -52,6 +52,9 @@ EMULATION_INLINE void block_barrier(EMULATION_PLACE) { emulation->block_barrier(
 EMULATION_INLINE void block_barrier_named(u32 id, u32 threads, EMULATION_PLACE) {
     emulation->block_barrier_named(id, threads, file, line);
 }
+EMULATION_INLINE void block_barrier_arrive(u32 id, u32 threads, EMULATION_PLACE) {
+    emulation->block_barrier_arrive(id, threads, file, line);
+}
 EMULATION_INLINE void warp_barrier(EMULATION_PLACE) { emulation->collective(EMULATION_WARP_BARRIER, 0, 0, file, line); }
 EMULATION_INLINE void wait_for_previous_kernels(EMULATION_PLACE) { emulation->wait_for_previous_kernels(file, line); }
 EMULATION_INLINE void let_next_kernel_start() { emulation->let_next_kernel_start(); }
@@ -153,6 +156,7 @@ EMULATION_INLINE void prefetch_weights(const void *p, u64 left, EMULATION_PLACE)
 }
 EMULATION_INLINE u32x4 load_16(const void *p, EMULATION_PLACE) { return emulation_load<u32x4>(p, file, line); }
 EMULATION_INLINE u32x2 load_8(const void *p, EMULATION_PLACE) { return emulation_load<u32x2>(p, file, line); }
+EMULATION_INLINE u32 load_fresh_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
 EMULATION_INLINE u32 load_4(const void *p, EMULATION_PLACE) { return emulation_load<u32>(p, file, line); }
 EMULATION_INLINE u16 load_2(const void *p, EMULATION_PLACE) { return emulation_load<u16>(p, file, line); }
 EMULATION_INLINE u8 load_1(const void *p, EMULATION_PLACE) { return emulation_load<u8>(p, file, line); }
@@ -219,6 +223,7 @@ struct emulation_reference {
 };
 
 struct emulation_int4 { int x, y, z, w; };
+struct emulation_int2 { int x, y; };
 
 template <class T>
 struct emulation_shared {
@@ -229,13 +234,20 @@ struct emulation_shared {
     EMULATION_MEMBER emulation_int4 four(emulation_index index) const {
         static_assert(sizeof(T) == 4, "shared_load_4 is for elements of 4 bytes");
         emulation_int4 result;
-        emulation->shared_load_4(array, index.value, index.file, index.line);
+        emulation->shared_load(array, index.value, 4, index.file, index.line);
         __builtin_memcpy(&result, data + index.value, sizeof result);
         return result;
     }
-    EMULATION_MEMBER void copy_async(emulation_index index, const void *p) const {
-        static_assert(16 % sizeof(T) == 0, "copy_async_16 is for whole elements");
-        emulation->copy_async(array, data, index.value, p, index.file, index.line);
+    EMULATION_MEMBER emulation_int2 two(emulation_index index) const {
+        static_assert(sizeof(T) == 4, "shared_load_2 is for elements of 4 bytes");
+        emulation_int2 result;
+        emulation->shared_load(array, index.value, 2, index.file, index.line);
+        __builtin_memcpy(&result, data + index.value, sizeof result);
+        return result;
+    }
+    EMULATION_MEMBER void copy_async(u32 bytes, emulation_index index, const void *p, u32 size) const {
+        static_assert(4 % sizeof(T) == 0, "copies are for whole elements");
+        emulation->copy_async(array, data, index.value, p, bytes, size, index.file, index.line);
     }
 };
 
@@ -246,10 +258,12 @@ struct emulation_shared {
     const emulation_shared<type> name = {&name##_array, name##_data}
 
 #define shared_load_4(array, i) ((array).four(i))
+#define shared_load_2(array, i) ((array).two(i))
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */
-#define copy_async_16(array, i, p) ((array).copy_async(i, p))
+#define copy_async_16(array, i, p, size) ((array).copy_async(16, i, p, size))
+#define copy_async_4(array, i, p, size) ((array).copy_async(4, i, p, size))
 EMULATION_INLINE void copy_async_commit() { emulation->copy_async_commit(); }
 template <int N>
 EMULATION_INLINE void copy_async_wait() {

@@ -75,7 +75,7 @@ typedef struct copy { /* an asynchronous one that hasn't been waited for */
     emulation_array *array;
     char *to;
     long long index;
-    unsigned group;
+    unsigned group, size;
     char bytes[16];
     const char *file;
     int line;
@@ -105,9 +105,11 @@ typedef struct warp {
 } warp;
 
 typedef struct named_barrier {
-    unsigned threads; /* 0: nobody waits */
+    unsigned threads; /* 0: nobody has come */
     unsigned warps;   /* a bit for each warp of which all lanes wait */
-    const char *file; /* where the first thread waits */
+    unsigned arrived; /* likewise for those that came and went on */
+    unsigned known[MAX_WARPS]; /* what those did, or knew of, when they came */
+    const char *file; /* where the first thread came */
     int line;
 } named_barrier;
 
@@ -374,17 +376,19 @@ static void matrix_multiply(int operation, const emulation_matrix *matrix, const
 }
 
 /* ---- barriers and ends ---- */
-/* What any of these warps has done or knows of comes before whatever any of them does from now on. */
-static void order_warps(unsigned warps) {
-    unsigned joint[MAX_WARPS] = {0};
-    for (unsigned i = 0; i < m.num_warps; i++) {
-        if (!(warps >> i & 1)) continue;
-        m.warps[i].known[i]++;
-        for (unsigned j = 0; j < m.num_warps; j++)
-            if (m.warps[i].known[j] > joint[j]) joint[j] = m.warps[i].known[j];
-    }
+/* Adds to `joint` what warp i has done so far or knows of. */
+static void tell(unsigned i, unsigned (*joint)[MAX_WARPS]) {
+    m.warps[i].known[i]++;
+    for (unsigned j = 0; j < m.num_warps; j++)
+        if (m.warps[i].known[j] > (*joint)[j]) (*joint)[j] = m.warps[i].known[j];
+}
+
+/* What any of these warps has done or knows of, and what `joint` holds, comes before whatever any of them does from now on. */
+static void order_warps(unsigned warps, unsigned (*joint)[MAX_WARPS]) {
     for (unsigned i = 0; i < m.num_warps; i++)
-        if (warps >> i & 1) memcpy(m.warps[i].known, joint, sizeof joint);
+        if (warps >> i & 1) tell(i, joint);
+    for (unsigned i = 0; i < m.num_warps; i++)
+        if (warps >> i & 1) memcpy(m.warps[i].known, *joint, sizeof *joint);
 }
 
 __attribute__((noreturn)) static void fail_beside_lane(const char *what, const char *file, int line, unsigned lanes) {
@@ -393,8 +397,16 @@ __attribute__((noreturn)) static void fail_beside_lane(const char *what, const c
          other->line);
 }
 
-static void block_barrier_named(unsigned id, unsigned threads, const char *file, int line) {
-    static const char name[] = "block_barrier_named";
+/* Lets all lanes of these warps go on from a barrier. */
+static void release_barrier(unsigned warps) {
+    for (unsigned i = 0; i < machine.block_threads; i++)
+        if (warps >> i / 32 & 1) make_runnable(&m.threads[i]);
+    for (unsigned i = 0; i < m.num_warps; i++)
+        if (warps >> i & 1) m.warps[i].barrier = 0;
+}
+
+/* All lanes of a warp come to barrier `id`; to wait there, or to go on. */
+static void come_to_named_barrier(const char *name, int waits, unsigned id, unsigned threads, const char *file, int line) {
     thread *t = m.current;
     const unsigned index = index_of(t);
     warp *w = &m.warps[index / 32];
@@ -419,20 +431,32 @@ static void block_barrier_named(unsigned id, unsigned threads, const char *file,
     if (b->threads != threads)
         fail("%s(%u, %u) at %s:%d while others wait there for %u threads at %s:%d", name, id, threads, file, line, b->threads,
              b->file, b->line);
+    if (b->arrived >> index / 32 & 1)
+        fail("%s(%u, %u) at %s:%d: the warp has come there before, and others haven't", name, id, threads, file, line);
     t->value = id;
     t->argument = threads;
     make_waiting(t, AT_NAMED_BARRIER, file, line);
     w->barrier |= 1u << index % 32;
-    if (w->barrier == 0xffffffffu) b->warps |= 1u << index / 32;
-    if ((unsigned)__builtin_popcount(b->warps) * 32 == threads) {
-        order_warps(b->warps);
-        for (unsigned i = 0; i < machine.block_threads; i++)
-            if (b->warps >> i / 32 & 1) make_runnable(&m.threads[i]);
-        for (unsigned i = 0; i < m.num_warps; i++)
-            if (b->warps >> i & 1) m.warps[i].barrier = 0;
-        b->threads = b->warps = 0;
+    if (w->barrier == 0xffffffffu && waits) b->warps |= 1u << index / 32;
+    if (w->barrier == 0xffffffffu && !waits) {
+        tell(index / 32, &b->known);
+        b->arrived |= 1u << index / 32;
+        release_barrier(1u << index / 32);
+    }
+    if ((unsigned)__builtin_popcount(b->warps | b->arrived) * 32 == threads) {
+        order_warps(b->warps, &b->known);
+        release_barrier(b->warps);
+        memset(b, 0, sizeof *b);
     }
     leave(0);
+}
+
+static void block_barrier_named(unsigned id, unsigned threads, const char *file, int line) {
+    come_to_named_barrier("block_barrier_named", 1, id, threads, file, line);
+}
+
+static void block_barrier_arrive(unsigned id, unsigned threads, const char *file, int line) {
+    come_to_named_barrier("block_barrier_arrive", 0, id, threads, file, line);
 }
 
 static void block_barrier(const char *file, int line) {
@@ -457,10 +481,10 @@ static void block_barrier(const char *file, int line) {
     make_waiting(t, AT_BARRIER, file, line);
     w->barrier |= 1u << index % 32;
     if (++m.num_barrier == machine.block_threads) {
+        unsigned joint[MAX_WARPS] = {0};
         m.num_barrier = 0;
-        order_warps(0xffffffffu);
-        for (unsigned i = 0; i < m.num_warps; i++) m.warps[i].barrier = 0;
-        for (unsigned i = 0; i < machine.block_threads; i++) make_runnable(&m.threads[i]);
+        order_warps(0xffffffffu, &joint);
+        release_barrier(0xffffffffu);
     }
     leave(0);
 }
@@ -587,7 +611,7 @@ static void check_element(emulation_array *array, long long index, int access, c
     const unsigned warp_index = index_of(m.current) / 32, lane = index_of(m.current) % 32;
     if (element->in_flight == m.block_serial) {
         const emulation_access *by = &element->write;
-        fail("%s of %s[%lld] at %s:%d while warp %u lane %u hasn't waited for its copy_async_16 at %s:%d", access_name(access),
+        fail("%s of %s[%lld] at %s:%d while warp %u lane %u hasn't waited for its asynchronous copy at %s:%d", access_name(access),
              array->name, index, file, line, by->latest, by->lane[by->latest], by->file, by->line);
     }
     if (access != EMULATION_WRITE && element->write.block != m.block_serial)
@@ -613,11 +637,12 @@ static void shared_access(emulation_array *array, long long index, int access, c
     check_element(array, index, access, file, line);
 }
 
-static void shared_load_4(emulation_array *array, long long index, const char *file, int line) {
+static void shared_load(emulation_array *array, long long index, unsigned count, const char *file, int line) {
     preempt();
-    if (index % 4) fail("shared_load_4 of %s[%lld] at %s:%d is misaligned: the index is no multiple of 4", array->name, index, file, line);
-    check_bounds(array, index, 4, file, line);
-    for (unsigned i = 0; i < 4; i++) check_element(array, index + i, EMULATION_READ, file, line);
+    if (index % count)
+        fail("shared_load_%u of %s[%lld] at %s:%d is misaligned: the index is no multiple of %u", count, array->name, index, file, line, count);
+    check_bounds(array, index, count, file, line);
+    for (unsigned i = 0; i < count; i++) check_element(array, index + i, EMULATION_READ, file, line);
 }
 
 static void global_access(const void *address, unsigned size, const char *file, int line) {
@@ -629,19 +654,21 @@ static void global_access(const void *address, unsigned size, const char *file, 
 }
 
 /* The destination is in flight until the wait, which is when the bytes appear there. */
-static void copy_async(emulation_array *array, void *data, long long index, const void *from, const char *file, int line) {
-    const unsigned count = 16 / array->element_size;
+static void copy_async(emulation_array *array, void *data, long long index, const void *from, unsigned bytes, unsigned size, const char *file, int line) {
+    const unsigned count = bytes / array->element_size;
     thread *t = m.current;
     copy *c;
-    global_access(from, 16, file, line);
+    if (size > bytes) fail("copy_async_%u at %s:%d of %u bytes", bytes, file, line, size);
+    if ((size_t)from % bytes) fail("copy_async_%u from %p at %s:%d is misaligned: the address is no multiple of %u", bytes, from, file, line, bytes);
+    for (unsigned i = 0; i < size; i++) global_access((const char *)from + i, 1, file, line);
     if (index % count)
-        fail("copy_async_16 to %s[%lld] at %s:%d is misaligned: the index is no multiple of %u",
-             array->name, index, file, line, count);
+        fail("copy_async_%u to %s[%lld] at %s:%d is misaligned: the index is no multiple of %u",
+             bytes, array->name, index, file, line, count);
     check_bounds(array, index, count, file, line);
     if (t->num_copies == t->max_copies) {
         const unsigned max_copies = t->max_copies ? 2 * t->max_copies : 16;
         copy *grown = (copy *)realloc(t->copies, sizeof *grown * max_copies);
-        if (!grown) fail("no memory for another copy_async_16 at %s:%d", file, line);
+        if (!grown) fail("no memory for another asynchronous copy at %s:%d", file, line);
         t->copies = grown;
         t->max_copies = max_copies;
     }
@@ -652,7 +679,9 @@ static void copy_async(emulation_array *array, void *data, long long index, cons
     c->group = t->num_groups;
     c->file = file;
     c->line = line;
-    memcpy(c->bytes, from, 16);
+    c->size = bytes;
+    memset(c->bytes, 0, sizeof c->bytes);
+    memcpy(c->bytes, from, size);
     for (unsigned i = 0; i < count; i++) {
         check_element(array, index + i, EMULATION_WRITE, file, line);
         array->elements[index + i].in_flight = m.block_serial;
@@ -671,8 +700,8 @@ static void copy_async_wait(int groups) {
             t->copies[left++] = *c;
             continue;
         }
-        memcpy(c->to, c->bytes, 16);
-        for (unsigned j = 0; j < 16 / c->array->element_size; j++) {
+        memcpy(c->to, c->bytes, c->size);
+        for (unsigned j = 0; j < c->size / c->array->element_size; j++) {
             c->array->elements[c->index + j].in_flight = 0;
             check_element(c->array, c->index + j, EMULATION_WRITE, c->file, c->line);
         }
@@ -736,6 +765,12 @@ static void run_block(unsigned x, unsigned y) {
                          i % 32, where(&m.threads[i]), m.threads[i].file, m.threads[i].line);
         m.failed = 1;
     }
+    for (unsigned i = 0; i < NUM_NAMED_BARRIERS && !m.failed; i++)
+        if (m.named[i].threads) {
+            emulation_report("kernel %s block (%u,%u): the block ended while named barrier %u, reached at %s:%d, wanted more warps",
+                             m.launch->name, x, y, i, m.named[i].file, m.named[i].line);
+            m.failed = 1;
+        }
     if (!m.failed && m.launch->dependent && !m.waited) {
         emulation_report("kernel %s block (%u,%u): the block ended without wait_for_previous_kernels, under dependent launch",
                          m.launch->name, x, y);
@@ -750,10 +785,11 @@ struct emulation_machine *emulation_machine_of_process(void) {
     machine.matrix_multiply = matrix_multiply;
     machine.block_barrier = block_barrier;
     machine.block_barrier_named = block_barrier_named;
+    machine.block_barrier_arrive = block_barrier_arrive;
     machine.wait_for_previous_kernels = wait_for_previous_kernels;
     machine.let_next_kernel_start = let_next_kernel_start;
     machine.shared_access = shared_access;
-    machine.shared_load_4 = shared_load_4;
+    machine.shared_load = shared_load;
     machine.copy_async = copy_async;
     machine.copy_async_commit = copy_async_commit;
     machine.copy_async_wait = copy_async_wait;

@@ -62,11 +62,12 @@ typedef struct emulation_machine {
     void (*matrix_multiply)(int operation, const emulation_matrix *matrix, const char *file, int line);
     void (*block_barrier)(const char *file, int line);
     void (*block_barrier_named)(unsigned id, unsigned threads, const char *file, int line);
+    void (*block_barrier_arrive)(unsigned id, unsigned threads, const char *file, int line);
     void (*wait_for_previous_kernels)(const char *file, int line);
     void (*let_next_kernel_start)(void);
     void (*shared_access)(emulation_array *array, long long index, int access, const char *file, int line);
-    void (*shared_load_4)(emulation_array *array, long long index, const char *file, int line);
-    void (*copy_async)(emulation_array *array, void *data, long long index, const void *from, const char *file, int line);
+    void (*shared_load)(emulation_array *array, long long index, unsigned count, const char *file, int line);
+    void (*copy_async)(emulation_array *array, void *data, long long index, const void *from, unsigned bytes, unsigned size, const char *file, int line);
     void (*copy_async_commit)(void);
     void (*copy_async_wait)(int groups);
     void (*global_access)(const void *address, unsigned size, const char *file, int line);

@@ -7,7 +7,7 @@ struct fault_args { const int *in; int *out; unsigned n; };
 KERNEL(fault, 32, fault_args) {
     SHARED(int, part, 128);
     const u32 i = thread_index() * 4;
-    if (i < 124) copy_async_16(part, i + (FAULT ? 2 : 4), a.in + i);
+    if (i < 124) copy_async_16(part, i + (FAULT ? 2 : 4), a.in + i, 16);
     copy_async_commit();
     copy_async_wait<0>();
     if (i < 124) a.out[i] = part[i + 4];

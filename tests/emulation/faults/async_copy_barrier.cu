@@ -7,7 +7,7 @@ struct fault_args { const int *in; int *out; unsigned n; };
 KERNEL(fault, 32, fault_args) {
     SHARED(int, part, 128);
     const u32 i = thread_index() * 4;
-    copy_async_16(part, i, a.in + i);
+    copy_async_16(part, i, a.in + i, 16);
     copy_async_commit();
     copy_async_wait<0>();
 #if !FAULT

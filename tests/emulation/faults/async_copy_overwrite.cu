@@ -14,7 +14,7 @@ KERNEL(fault, 32, fault_args) {
 #if !FAULT
     warp_barrier();
 #endif
-    copy_async_16(part, i ^ 4, a.in + i);
+    copy_async_16(part, i ^ 4, a.in + i, 16);
     copy_async_commit();
     copy_async_wait<0>();
 }

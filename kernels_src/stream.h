@@ -1,0 +1,177 @@
+/*
+  stream.h: the weights of a warp's tiles as one stream of steps that never stops: as soon as a step has been taken out, the
+  one that comes some steps later is on its way, of this tile or of the next. What a step is, and its product, are in
+  tile.h.
+
+  Where rows and scales are aligned for it, the steps under way are in shared memory, filled by asynchronous copies
+  (STREAM_COPIES 1; a kernel that has no room there defines 0). Otherwise they are in registers; then the compiler decides when
+  they are loaded, and puts that off to the end of the tile.
+
+  multiply_tile does a tile; start_weights and start_activations begin a stream, end_stream ends it.
+*/
+#if TENSOR_CORES
+
+#define HELD_WORDS(parts) (PART_STEPS(parts) * LANE_VALUES / 2)
+/* Whether the activations of all of a warp's steps stay in registers from tile to tile. */
+#define CAN_HOLD(parts) (HELD_WORDS(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 ? 0 : STREAM_COPIES && SCALES_FILL_WORDS ? 48 : 32))
+/* Steps under way: at least three of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50
+   words a lane, or less beside what is held. */
+#define STREAM_WORDS(how) ((STREAM_COPIES ? 0 : 2 * CHUNK_WORDS) + ((how) == X_LOADED ? LANE_VALUES / 2 : 0))
+#define STREAM_ROOM(how, parts) ((how) == X_HELD ? 62 - HELD_WORDS(parts) : 52)
+#define STREAM_MOST(how, parts) (STREAM_WORDS(how) == 0 || STREAM_ROOM(how, parts) >= 4 * STREAM_WORDS(how) ? 4 : STREAM_ROOM(how, parts) < STREAM_WORDS(how) ? 1 : STREAM_ROOM(how, parts) / STREAM_WORDS(how))
+#define STREAM_ROUNDS(how, parts) ((PART_STEPS(parts) + STREAM_MOST(how, parts) - 1) / STREAM_MOST(how, parts))
+#define STREAM_DEPTH(how, parts) ((PART_STEPS(parts) + STREAM_ROUNDS(how, parts) - 1) / STREAM_ROUNDS(how, parts))
+/* Words of shared memory for the streams of a block's warps; no array is empty. */
+#if STREAM_COPIES
+#define STREAM_MEMORY(how, parts, warps) ((warps) * STREAM_DEPTH(how, parts) * STEP_WORDS)
+#else
+#define STREAM_MEMORY(how, parts, warps) 4
+#endif
+
+template <int HOW, u32 PARTS>
+struct weight_stream {
+    weight_chunk low[STREAM_COPIES ? 1 : STREAM_DEPTH(HOW, PARTS)], high[STREAM_COPIES ? 1 : STREAM_DEPTH(HOW, PARTS)];
+    u32 x[HOW == X_LOADED ? STREAM_DEPTH(HOW, PARTS) : 1][SUBS][NUM_PAIRS];
+};
+
+#if STREAM_COPIES
+typedef copy_source stream_source;
+DEVICE stream_source find_source(const tile_rows &rows, u32 part) { return find_copy_source(rows.low, rows.high, part); }
+#else
+typedef tile_rows stream_source;
+DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }
+#endif
+
+/* Into place d of the stream: a warp's step `index` of some rows. A place is a group of copies, also where nothing is copied. */
+template <int HOW, u32 PARTS, class Memory>
+DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {
+    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {
+#if STREAM_COPIES
+        copy_step(memory, (warp_index() * STREAM_DEPTH(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index));
+#else
+        stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));
+        stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));
+#endif
+    }
+    if (STREAM_COPIES) copy_async_commit();
+}
+
+template <int HOW, u32 PARTS>
+DEVICE void load_step_activations(weight_stream<HOW, PARTS> &stream, u32 d, const u8 *x, u32 part, u32 index) {
+    if (HOW != X_LOADED || index >= PART_STEPS(PARTS) || !step_exists<PARTS>(part, index)) return;
+#pragma unroll
+    for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, part + index * PARTS, sub, is_inner_step<PARTS>(index), stream.x[d][sub]);
+}
+
+/* A stream begins with its weights, which may be known before the activations. */
+template <int HOW, u32 PARTS, class Memory>
+DEVICE void start_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, const stream_source &source, u32 part) {
+#pragma unroll
+    for (u32 d = 0; d < STREAM_DEPTH(HOW, PARTS); d++) load_step_weights(stream, memory, d, source, part, d, true);
+}
+
+template <int HOW, u32 PARTS>
+DEVICE void start_activations(weight_stream<HOW, PARTS> &stream, const u8 *x, u32 part) {
+#pragma unroll
+    for (u32 d = 0; d < STREAM_DEPTH(HOW, PARTS); d++) load_step_activations(stream, d, x, part, d);
+}
+
+DEVICE void end_stream() {
+    if (STREAM_COPIES) copy_async_wait<0>();
+}
+
+/* The activations of one token for all of a warp's steps. */
+template <u32 PARTS>
+struct held_activations {
+    u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];
+};
+
+template <u32 PARTS>
+DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 part) {
+    u32 word[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];
+#pragma unroll
+    for (u32 i = 0; i < PART_STEPS(PARTS); i++)
+        if (step_exists<PARTS>(part, i))
+#pragma unroll
+            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, part + i * PARTS, sub, is_inner_step<PARTS>(i), word[i][sub]);
+#pragma unroll
+    for (u32 i = 0; i < PART_STEPS(PARTS); i++)
+        if (step_exists<PARTS>(part, i))
+#pragma unroll
+            for (u32 sub = 0; sub < SUBS; sub++) pair_activations(word[i][sub], held.pair[i][sub]);
+}
+
+/* sums = the tile's rows times the activations of the blocks of tokens, over the warp's part of K. Meanwhile the stream goes on
+   with the `next` tile, if there are `more`, and its part of K. */
+template <int HOW, int BLOCKS, u32 PARTS, class Memory>
+DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &stream, Memory &memory, const held_activations<PARTS> &held, const stream_source &source,
+                          const u8 *const (&x)[BLOCKS], u32 part, bool more, const stream_source &next, const u8 *next_x, u32 next_part) {
+    constexpr u32 DEPTH = STREAM_DEPTH(HOW, PARTS), ROUNDS = STREAM_ROUNDS(HOW, PARTS), UNROLLED = HOW == X_HELD ? ROUNDS : 1;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;
+#pragma unroll UNROLLED
+    for (u32 round = 0; round < ROUNDS; round++)
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) {
+            const u32 index = round * DEPTH + d, step = part + index * PARTS;
+            const bool exists = index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index);
+#if STREAM_COPIES /* taken out at once, so that its place is free again */
+            const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;
+            copy_async_wait<DEPTH - 1>();
+            warp_barrier();
+            weight_chunk low, high;
+            if (exists) {
+                low = fetch_chunk(memory, at, 0, source);
+                high = fetch_chunk(memory, at, 1, source);
+            }
+            warp_barrier();
+            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);
+            else load_step_weights(stream, memory, d, next, next_part, d, more);
+#else
+            weight_chunk &low = stream.low[d], &high = stream.high[d];
+#endif
+            if (exists) {
+                if (HOW == X_HELD) multiply_step<BLOCKS, HOW>(sums, low, high, x, step, held.pair[index]);
+                else multiply_step<BLOCKS, HOW>(sums, low, high, x, step, stream.x[HOW == X_LOADED ? d : 0]);
+            }
+            if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);
+            else if (more) load_step_activations(stream, d, next_x, next_part, d);
+            if (STREAM_COPIES) continue;
+            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);
+            else load_step_weights(stream, memory, d, next, next_part, d, more);
+        }
+}
+
+#else /* f32 multiply-adds: without a stream */
+
+#define CAN_HOLD(parts) 0
+#define STREAM_MEMORY(how, parts, warps) 4
+
+typedef tile_rows stream_source;
+DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }
+
+template <int HOW, u32 PARTS>
+struct weight_stream {};
+
+template <u32 PARTS>
+struct held_activations {};
+
+template <int HOW, u32 PARTS, class Memory>
+DEVICE void start_weights(weight_stream<HOW, PARTS> &, Memory &, const stream_source &, u32) {}
+
+template <int HOW, u32 PARTS>
+DEVICE void start_activations(weight_stream<HOW, PARTS> &, const u8 *, u32) {}
+
+DEVICE void end_stream() {}
+
+template <u32 PARTS>
+DEVICE void hold_activations(held_activations<PARTS> &, const u8 *, u32) {}
+
+template <int HOW, int BLOCKS, u32 PARTS, class Memory>
+DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &, Memory &, const held_activations<PARTS> &, const stream_source &source, const u8 *const (&x)[BLOCKS],
+                          u32 part, bool, const stream_source &, const u8 *, u32) {
+    multiply_part<BLOCKS, PARTS>(sums, source.low, source.high, x, part);
+}
+#endif
