@@ -5,6 +5,8 @@
 #   make demo       one layer of a trained model, on the GPU where there is one
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
+#   make lib        build/libmoe_route.so, for languages that can't include a header
+#   make install    header, pkg-config and CMake files into PREFIX (/usr/local), below DESTDIR where that is given
 #   make clean
 
 CC ?= cc
@@ -39,6 +41,31 @@ moe_route.h: build/amalgamate src/intro.h src/api.h $(HEADERS) LICENSE $(KERNELS
 # The header again, elsewhere, to compare.
 fresh: build/amalgamate
 	build/amalgamate $(FRESH) $(AMALGAMATE)
+
+# ---- for other programs ----
+
+PREFIX ?= /usr/local
+VERSION = $(shell sed -n 's/^.define MOE_ROUTE_VERSION "\(.*\)"/\1/p' moe_route.h)
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+# The layout is vcpkg's, too.
+install: moe_route.h
+	install -d $(DESTDIR)$(PREFIX)/include $(SHARE)/moe_route $(SHARE)/pkgconfig
+	install -m 644 moe_route.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 packaging/moe_route-config.cmake packaging/moe_route-config-version.cmake packaging/moe_route.c $(SHARE)/moe_route
+	install -m 644 LICENSE $(SHARE)/moe_route/copyright
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' packaging/moe_route.pc.in >$(SHARE)/pkgconfig/moe_route.pc
+	chmod 644 $(SHARE)/pkgconfig/moe_route.pc
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/include/moe_route.h $(SHARE)/pkgconfig/moe_route.pc
+	rm -rf $(SHARE)/moe_route
+
+# Its soname changes when its ABI does: docs/abi.md.
+EXPORTED = -fPIC -fvisibility=hidden '-DMOE_ROUTE_API=extern __attribute__((visibility("default")))'
+lib: build/libmoe_route.so
+build/libmoe_route.so: packaging/moe_route.c moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) $(EXPORTED) -I. -shared -Wl,-soname,libmoe_route.so.$(basename $(VERSION)) -o $@ $< $(LDLIBS)
 
 # ---- the demo ----
 
@@ -83,7 +110,8 @@ THREAD_RUNS = build/threads_cache_threads
 build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh \
+    tests/test_install.sh
 PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
@@ -105,4 +133,4 @@ test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh demo bench test test-gpu clean
+.PHONY: all fresh install uninstall lib demo bench test test-gpu clean

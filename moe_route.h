@@ -91,6 +91,10 @@ typedef enum moe_route_status {
 /* The status as a word, such as "ERROR_ARGUMENT". Never NULL. */
 MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status);
 
+/* The version of the implementation: MOE_ROUTE_VERSION of the header that it was compiled from. A program that loads it as a
+   shared library compares the two. */
+MOE_ROUTE_API const char *moe_route_version(void);
+
 /* --------------------------------------------------------------------------------------------------------------------
    Context: one device
    -------------------------------------------------------------------------------------------------------------------- */
@@ -4461,8 +4465,8 @@ static const char moer_sources_digest[] = "b38713310af2e1ebfe6946d5642b67e653486
 
 /* ---- src/base.c ---- */
 /*
-  base.c: memory, messages, checked sizes and status names: what every other part uses. Nothing that knows an operating
-  system, CUDA or experts belongs here.
+  base.c: memory, messages, checked sizes, status names and the version: what every other part uses. Nothing that knows an
+  operating system, CUDA or experts belongs here.
 */
 
 static void *moer_alloc(moe_route_context *context, size_t size) {
@@ -4573,6 +4577,8 @@ MOE_ROUTE_API size_t moe_route_message(const moe_route_context *context, char *t
     moer_mutex_unlock(mutex);
     return length;
 }
+
+MOE_ROUTE_API const char *moe_route_version(void) { return MOE_ROUTE_VERSION; }
 
 MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status) {
     switch (status) {

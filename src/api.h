@@ -72,6 +72,10 @@ typedef enum moe_route_status {
 /* The status as a word, such as "ERROR_ARGUMENT". Never NULL. */
 MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status);
 
+/* The version of the implementation: MOE_ROUTE_VERSION of the header that it was compiled from. A program that loads it as a
+   shared library compares the two. */
+MOE_ROUTE_API const char *moe_route_version(void);
+
 /* --------------------------------------------------------------------------------------------------------------------
    Context: one device
    -------------------------------------------------------------------------------------------------------------------- */
