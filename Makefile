@@ -111,7 +111,7 @@ build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
 SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh \
-    tests/test_install.sh
+    tests/test_install.sh tests/test_static.sh
 PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
@@ -130,7 +130,11 @@ build/bench_startup: bench/startup.c moe_route.h | build
 test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
 	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
 
+# The files that .clang-format can keep as they are.
+format:
+	clang-format -i --style=file $$(cat tests/static/formatted.txt)
+
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh install uninstall lib demo bench test test-gpu clean
+.PHONY: all fresh install uninstall lib demo bench test test-gpu format clean

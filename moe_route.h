@@ -5153,7 +5153,7 @@ static uint64_t moer_random(void) {
 
 static moer_path_kind moer_kind_of_attributes(DWORD attributes) {
     if (attributes & FILE_ATTRIBUTE_DIRECTORY) return MOER_PATH_FOLDER;
-    return attributes & FILE_ATTRIBUTE_DEVICE ? MOER_PATH_OTHER : MOER_PATH_FILE;
+    return (attributes & FILE_ATTRIBUTE_DEVICE) ? MOER_PATH_OTHER : MOER_PATH_FILE;
 }
 
 static moer_path_kind moer_path_inspect(const char *path) {
@@ -5404,7 +5404,7 @@ static void moer_sha256_round(uint32_t a, uint32_t b, uint32_t c, uint32_t *d, u
 /* One block of 64 bytes. */
 static void moer_sha256_block(uint32_t state[8], const unsigned char *block) {
     uint32_t words[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
-    unsigned i;
+    size_t i;
     for (i = 0; i < 16; i++) {
         words[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
                    (uint32_t)block[4 * i + 3];
@@ -6620,8 +6620,7 @@ static int moer_cache_open_shelf(moer_cache *cache, const moer_key *key, char *f
     moer_cache_path(cache->folder, key->digest, 0, folder, folder_size);
     if (!cache->files->folder_create(folder, mode) && moer_system_error_is_absence()) {
         char root[MOER_PATH_MAX];
-        moer_text_set(root, sizeof root, cache->folder);
-        moer_cache_create_folders(cache, root);
+        if (moer_text_set(root, sizeof root, cache->folder)) moer_cache_create_folders(cache, root);
         if (!moer_cache_check_folder(cache, cache->folder, 0, why, size)) return 0;
         cache->files->folder_create(folder, mode);
     }
@@ -8319,7 +8318,7 @@ static void moer_token_weigh(moer_token *token) {
     }
     for (j = 0; j < slots; j++) {
         float w = MOER_MUL(weight[j], router->scale);
-        const int selected = token->counts[j] && j < top_k;
+        const int selected = j < top_k && token->counts[j];
         if (selected && router->expert_scale != 0) w = MOER_MUL(w, moer_load_value(moer_host(router->expert_scale), token->id[j], MOE_ROUTE_F32));
         if (router->divide_by_top_k) w = MOER_DIV(w, (float)top_k);
         weight[j] = selected && token->id[j] >= router->num_experts - router->num_skip_experts ? 0.0f : moer_bounded(w, largest_weight);
@@ -8575,7 +8574,7 @@ static void moer_gguf_q3_k_block(const unsigned char *block, float *values) {
     unsigned i;
     for (i = 0; i < 256; i++) {
         const unsigned group = i / 16, half = group / 8, which = group / 4 % 2;
-        const unsigned scale = moer_gguf_byte(moer_q3_k_scales(moer_gguf_word(block + 96 + which * 4), moer_gguf_word(block + 104), half, which), group % 4);
+        const unsigned scale = moer_gguf_byte(moer_q3_k_scales(moer_gguf_word(block + (96 + which * 4)), moer_gguf_word(block + 104), half, which), group % 4);
         const unsigned q = ((unsigned)block[32 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u) | ((unsigned)block[i % 32] >> (i / 32) & 1u) << 2;
         values[i] = (float)((int)q - 4) * (d * (float)((int)scale - 32));
     }
@@ -9473,7 +9472,7 @@ static const char *moer_scoring_name(const moer_program *program) {
 
 /* ---- unknown types ---- */
 
-static char moer_fold(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c == '-' ? '_' : c; }
+static int moer_fold(int c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c == '-' ? '_' : c; }
 
 /* How unlike a known name is: insertions, deletions and replacements that make `a` the beginning of `b`, four times, and how
    much longer `b` is than that beginning: "qwen3" is like "qwen3_moe". Case and kind of dash don't matter. */
@@ -9501,7 +9500,7 @@ static moe_route_status moer_preset_unknown(moe_route_context *context, const ch
     const uint32_t num_presets = (uint32_t)(sizeof moer_presets / sizeof moer_presets[0]);
     char shown[MOER_NAME_MAX + 1];
     uint32_t best[3] = {0, 0, 0}, distance[3] = {~0u, ~0u, ~0u}, i, j;
-    for (i = 0; i < MOER_NAME_MAX && model_type[i] != 0; i++) shown[i] = model_type[i] >= ' ' && model_type[i] <= '~' ? model_type[i] : '?';
+    for (i = 0; i < MOER_NAME_MAX && model_type[i] != 0; i++) shown[i] = (char)(model_type[i] >= ' ' && model_type[i] <= '~' ? model_type[i] : '?');
     shown[i] = 0;
     for (i = 0; i < sizeof moer_models_beyond / sizeof moer_models_beyond[0]; i++)
         if (strcmp(model_type, moer_models_beyond[i].model_type) == 0)
