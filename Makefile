@@ -82,7 +82,7 @@ demo: build/demo
 EXAMPLES = graph_decode verify_batch router_only mul_mat_id two_gpus
 EXAMPLE_HEADERS = examples/example.h examples/gpu.h examples/quantize.h moe_route.h
 CUDA ?= $(or $(CUDA_HOME),/usr/local/cuda)
-CUDART = $(if $(wildcard $(CUDA)/include/cuda_runtime.h),build/examples/cudart)
+CUDART = $(if $(and $(wildcard $(CUDA)/include/cuda_runtime.h),$(wildcard $(CUDA)/lib64/libcudart_static.a)),build/examples/cudart)
 
 examples: $(EXAMPLES:%=build/examples/%) build/examples/pack_make $(CUDART) lib
 	@echo "built in build/examples; examples/torch_layer.py uses build/libmoe_route.so"
