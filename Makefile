@@ -79,7 +79,7 @@ demo: build/demo
 
 # ---- the small examples, each showing one thing ----
 
-EXAMPLES = graph_decode verify_batch router_only mul_mat_id two_gpus
+EXAMPLES = replace_loop graph_decode verify_batch router_only mul_mat_id two_gpus
 EXAMPLE_HEADERS = examples/example.h examples/gpu.h examples/quantize.h moe_route.h
 CUDA ?= $(or $(CUDA_HOME),/usr/local/cuda)
 CUDART = $(if $(and $(wildcard $(CUDA)/include/cuda_runtime.h),$(wildcard $(CUDA)/lib64/libcudart_static.a)),build/examples/cudart)
@@ -147,7 +147,7 @@ SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
 # The emulated device draws the order in which warps and lanes run from a seed.
 EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %'))
 
-test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/sanitized_examples/pack $(CUDART) lib build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
+test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/sanitized_examples/pack examples build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
 	tests/run.sh $(SCRIPTS) $(OLD_GPU) $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
 	    $(SANITIZED_RUNS:%='TEST_SIZE=small %') $(EMULATED_RUNS)
 

@@ -35,6 +35,7 @@ with_pack() { cc "$@" -DPACK="\"$work/model_pack.inc\"" -I. examples/pack.c -o "
 everywhere() {
     place=$1 programs=$2
     shift 2
+    expect "replace_loop_on_the_$place" "from the loop" env "$@" "$programs/replace_loop"
     expect "graph_decode_on_the_$place" "the same bits" env "$@" "$programs/graph_decode"
     expect "verify_batch_on_the_$place" "the same bits" env "$@" "$programs/verify_batch"
     expect "router_only_on_the_$place" "40 rows" env "$@" "$programs/router_only"
@@ -57,6 +58,7 @@ if [ "${1:-}" = --gpu ]; then
 fi
 
 programs=build/sanitized_examples
+expect replace_loop_on_the_cpu "from the loop" $programs/replace_loop --cpu
 expect verify_batch_on_the_cpu "the same bits" $programs/verify_batch --cpu
 expect router_only_on_the_cpu "40 rows" $programs/router_only --cpu
 expect mul_mat_id_on_the_cpu "largest difference" $programs/mul_mat_id --cpu
