@@ -138,7 +138,7 @@ build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
 SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh \
-    tests/test_install.sh tests/test_static.sh \
+    tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
     'MOE_ROUTE_TEST_EMULATION="$(EMULATION_ENVIRONMENT)" tests/test_examples.sh'
 PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
