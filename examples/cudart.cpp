@@ -21,7 +21,9 @@ static void check(cudaError_t error) {
 /* A device array that frees itself; its address is what descriptions and arguments take. */
 template <class T> class array {
   public:
-    explicit array(const std::vector<T> &values) : array(values.size()) { check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+    explicit array(const std::vector<T> &values) : array(values.size()) {
+        check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    }
     explicit array(size_t count) { check(cudaMalloc(&data_, count * sizeof(T) + 1)); }
     array(const array &) = delete;
     array &operator=(const array &) = delete;
@@ -81,7 +83,8 @@ int main() {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::fprintf(stderr, "no GPU\n"), 3;
     try {
-        const array<float> gate_up(numbers(num_experts * 2 * intermediate * hidden, 0.2f)), down(numbers(num_experts * hidden * intermediate, 0.2f));
+        const array<float> gate_up(numbers(num_experts * 2 * intermediate * hidden, 0.2f));
+        const array<float> down(numbers(num_experts * hidden * intermediate, 0.2f));
         moe_route_layer_desc desc{};
         desc.router.num_experts = num_experts;
         desc.router.top_k = top_k;

@@ -5,8 +5,8 @@ tensor.data_ptr() of PyTorch or array.ctypes.data of numpy. Copy it, and add wha
 import ctypes
 import os
 
-i32, u32, i64, f32, address, size_t, text = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_float, ctypes.c_ulonglong, ctypes.c_size_t, ctypes.c_char_p
-enum, pointer = ctypes.c_int, ctypes.c_void_p
+i32, u32, f32, enum, size_t = ctypes.c_int32, ctypes.c_uint32, ctypes.c_float, ctypes.c_int, ctypes.c_size_t
+address, text, pointer = ctypes.c_ulonglong, ctypes.c_char_p, ctypes.c_void_p
 VERSION = "0.1.0"  # of the header that the structs below follow
 
 DEVICE_GPU, DEVICE_CPU = 1, 2

@@ -78,7 +78,8 @@ int main(int argc, char **argv) {
     example e;
     example_open(&e, argc, argv);
     example_must(&e, moe_route_pack_use(e.context, pack, sizeof pack));
-    describe(&desc, example_numbers(&e, EXPERTS * 2 * INTERMEDIATE * HIDDEN, 0.2f, 1, NULL), example_numbers(&e, EXPERTS * HIDDEN * INTERMEDIATE, 0.2f, 2, NULL));
+    describe(&desc, example_numbers(&e, EXPERTS * 2 * INTERMEDIATE * HIDDEN, 0.2f, 1, NULL),
+             example_numbers(&e, EXPERTS * HIDDEN * INTERMEDIATE, 0.2f, 2, NULL));
     example_must(&e, moe_route_layer_create(e.context, &desc, &layer));
     memset(&args, 0, sizeof args);
     args.num_tokens = TOKENS;
@@ -91,8 +92,8 @@ int main(int argc, char **argv) {
     example_read(&e, y, args.y, sizeof y);
     moe_route_context_get_info(e.context, &info);
     moe_route_context_get_statistics(e.context, &statistics);
-    printf("y[0] = %.5f; %u variants from the pack, %u compiled, NVRTC %s\n", (double)y[0], (unsigned)statistics.pack_hits, (unsigned)statistics.compiles,
-           info.nvrtc_version ? "loaded" : "not loaded");
+    printf("y[0] = %.5f; %u variants from the pack, %u compiled, NVRTC %s\n", (double)y[0], (unsigned)statistics.pack_hits,
+           (unsigned)statistics.compiles, info.nvrtc_version ? "loaded" : "not loaded");
     moe_route_layer_destroy(layer);
     example_close(&e);
     return statistics.compiles == 0 ? 0 : 1;

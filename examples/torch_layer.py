@@ -63,7 +63,8 @@ layer = moe_route.Layer(moe_route.load(), desc, moe_route.DEVICE_GPU if on_gpu e
 
 size = layer.workspace_size(TOKENS)
 workspace = raw(size)
-layer.run(num_tokens=TOKENS, logits=address(logits), x=address(x), y=address(y), workspace=(address(workspace) + 255) // 256 * 256, workspace_size=size,
+layer.run(num_tokens=TOKENS, logits=address(logits), x=address(x), y=address(y),
+          workspace=(address(workspace) + 255) // 256 * 256, workspace_size=size,
           stream=torch.cuda.current_stream().cuda_stream if on_gpu else None)
 
 error = float(abs(y - reference(logits, x, gate_up, down)).max())  # on the stream, after the layer

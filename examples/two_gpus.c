@@ -51,8 +51,12 @@ static void work(worker *w, example *e) {
     args.stream = e->stream;
     if (status == MOE_ROUTE_OK) args.workspace = example_workspace(e, layer, TOKENS, &args.workspace_size);
     for (step = 0; step < STEPS && status == MOE_ROUTE_OK; step++) status = moe_route_layer_run(layer, &args);
-    if (status == MOE_ROUTE_OK) example_read(e, w->y, args.y, sizeof w->y);
-    else if (!e->context || !moe_route_message(e->context, w->failure, sizeof w->failure)) snprintf(w->failure, sizeof w->failure, "%s", moe_route_status_name(status));
+    if (status == MOE_ROUTE_OK) {
+        example_read(e, w->y, args.y, sizeof w->y);
+    } else {
+        snprintf(w->failure, sizeof w->failure, "%s", moe_route_status_name(status));
+        if (e->context) moe_route_message(e->context, w->failure, sizeof w->failure);
+    }
     moe_route_layer_destroy(layer);
 }
 
