@@ -193,7 +193,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
                          MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE;
     const int has_gate_up = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = layer->down.format != MOE_ROUTE_FORMAT_NONE;
     uint32_t operations = desc->operations;
-    moe_route_status status = MOE_ROUTE_OK;
+    moe_route_status status;
     if (operations & ~all) return moer_refuse(context, "operations", operations, "an or of moe_route_operation values");
     if (operations == 0) {
         status = moer_layer_check_forgotten(layer, &desc->experts.gate_up, "gate_up");
