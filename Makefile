@@ -5,6 +5,9 @@
 #   make demo       one layer of a trained model, on the GPU where there is one
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
+#   make examples   the small programs of examples/, into build/examples
+#   make lib        build/libmoe_route.so, for languages that can't include a header
+#   make install    header, pkg-config and CMake files into PREFIX (/usr/local), below DESTDIR where that is given
 #   make clean
 
 CC ?= cc
@@ -40,6 +43,31 @@ moe_route.h: build/amalgamate src/intro.h src/api.h $(HEADERS) LICENSE $(KERNELS
 fresh: build/amalgamate
 	build/amalgamate $(FRESH) $(AMALGAMATE)
 
+# ---- for other programs ----
+
+PREFIX ?= /usr/local
+VERSION = $(shell sed -n 's/^.define MOE_ROUTE_VERSION "\(.*\)"/\1/p' moe_route.h)
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+# The layout is vcpkg's, too.
+install: moe_route.h
+	install -d $(DESTDIR)$(PREFIX)/include $(SHARE)/moe_route $(SHARE)/pkgconfig
+	install -m 644 moe_route.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 packaging/moe_route-config.cmake packaging/moe_route-config-version.cmake packaging/moe_route.c $(SHARE)/moe_route
+	install -m 644 LICENSE $(SHARE)/moe_route/copyright
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' packaging/moe_route.pc.in >$(SHARE)/pkgconfig/moe_route.pc
+	chmod 644 $(SHARE)/pkgconfig/moe_route.pc
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/include/moe_route.h $(SHARE)/pkgconfig/moe_route.pc
+	rm -rf $(SHARE)/moe_route
+
+# Its soname changes when its ABI does: docs/abi.md.
+EXPORTED = -fPIC -fvisibility=hidden '-DMOE_ROUTE_API=extern __attribute__((visibility("default")))'
+lib: build/libmoe_route.so
+build/libmoe_route.so: packaging/moe_route.c moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) $(EXPORTED) -I. -shared -Wl,-soname,libmoe_route.so.$(basename $(VERSION)) -o $@ $< $(LDLIBS)
+
 # ---- the demo ----
 
 build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h | build
@@ -48,6 +76,32 @@ build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetens
 # NVRTC comes from the toolkit, from the process's library path, or with pip into build/ when there is a GPU and none is found.
 demo: build/demo
 	@tools/with_nvrtc.sh build/demo
+
+# ---- the small examples, each showing one thing ----
+
+EXAMPLES = replace_loop graph_decode verify_batch router_only mul_mat_id two_gpus
+EXAMPLE_HEADERS = examples/example.h examples/gpu.h examples/quantize.h moe_route.h
+CUDA ?= $(or $(CUDA_HOME),/usr/local/cuda)
+CUDART = $(if $(and $(wildcard $(CUDA)/include/cuda_runtime.h),$(wildcard $(CUDA)/lib64/libcudart_static.a)),build/examples/cudart)
+
+examples: $(EXAMPLES:%=build/examples/%) build/examples/pack_make $(CUDART) lib
+	@echo "built in build/examples; examples/torch_layer.py uses build/libmoe_route.so"
+
+build/examples/%: examples/%.c $(EXAMPLE_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
+
+build/examples/pack_make: examples/pack.c $(EXAMPLE_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
+
+build/examples/cudart: examples/cudart.cpp moe_route.h
+	@mkdir -p $(@D)
+	$(CXX) $(CFLAGS) $(WARNINGS) -std=c++17 -I. -isystem $(CUDA)/include -o $@ $< -L$(CUDA)/lib64 -lcudart_static -lrt $(LDLIBS)
+
+build/sanitized_examples/%: examples/%.c $(EXAMPLE_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZED) $(SANITIZE) $(WARNINGS) -Werror -std=c99 -D_POSIX_C_SOURCE=200809L -I. -o $@ $< $(LDLIBS)
 
 # ---- the benchmark ----
 
@@ -83,7 +137,9 @@ THREAD_RUNS = build/threads_cache_threads
 build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh \
+    tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
+    'MOE_ROUTE_TEST_EMULATION="$(EMULATION_ENVIRONMENT)" tests/test_examples.sh'
 PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
@@ -91,7 +147,7 @@ SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
 # The emulated device draws the order in which warps and lanes run from a seed.
 EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %'))
 
-test: moe_route.h $(PROGRAMS) build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
+test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/sanitized_examples/pack examples build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
 	tests/run.sh $(SCRIPTS) $(OLD_GPU) $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
 	    $(SANITIZED_RUNS:%='TEST_SIZE=small %') $(EMULATED_RUNS)
 
@@ -99,10 +155,14 @@ test: moe_route.h $(PROGRAMS) build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_R
 build/bench_startup: bench/startup.c moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
 
-test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
-	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
+test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%) examples
+	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'tests/test_examples.sh --gpu' 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
+
+# The files that .clang-format can keep as they are.
+format:
+	clang-format -i --style=file $$(cat tests/static/formatted.txt)
 
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh demo bench test test-gpu clean
+.PHONY: all fresh install uninstall lib demo examples bench test test-gpu format clean

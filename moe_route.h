@@ -91,6 +91,10 @@ typedef enum moe_route_status {
 /* The status as a word, such as "ERROR_ARGUMENT". Never NULL. */
 MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status);
 
+/* The version of the implementation: MOE_ROUTE_VERSION of the header that it was compiled from. A program that loads it as a
+   shared library compares the two. */
+MOE_ROUTE_API const char *moe_route_version(void);
+
 /* --------------------------------------------------------------------------------------------------------------------
    Context: one device
    -------------------------------------------------------------------------------------------------------------------- */
@@ -396,8 +400,8 @@ typedef struct moe_route_experts {
     uint32_t hidden_size;             /* H, 1 to 65536; 0 in a layer that only routes */
     uint32_t intermediate_size;       /* I, 1 to 65536; 0 in a layer without weights */
     moe_route_dtype dtype;            /* of x, y and the values between the two matmuls; default BF16 */
-    moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE: this layer is used for its down
-                                         matmul alone */
+    moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE, without data: this layer is used for its
+                                         down matmul alone */
     moe_route_weights down;           /* N = H, K = I. FORMAT_NONE: likewise for gate_up */
     moe_route_weights up;             /* FORMAT_NONE: gate_up holds gate and up. Otherwise gate_up is the gate alone and this is
                                          up, both N = I and alike in all but their addresses, as in GGUF files; not with
@@ -4830,8 +4834,8 @@ static const char moer_sources_digest[] = "09b4a922ee5e8a35005d109cfe1dd5e9f0de5
 
 /* ---- src/base.c ---- */
 /*
-  base.c: memory, messages, checked sizes and status names: what every other part uses. Nothing that knows an operating
-  system, CUDA or experts belongs here.
+  base.c: memory, messages, checked sizes, status names and the version: what every other part uses. Nothing that knows an
+  operating system, CUDA or experts belongs here.
 */
 
 static void *moer_alloc(moe_route_context *context, size_t size) {
@@ -4944,6 +4948,8 @@ MOE_ROUTE_API size_t moe_route_message(const moe_route_context *context, char *t
     moer_mutex_unlock(mutex);
     return length;
 }
+
+MOE_ROUTE_API const char *moe_route_version(void) { return MOE_ROUTE_VERSION; }
 
 MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status) {
     switch (status) {
@@ -5518,7 +5524,7 @@ static uint64_t moer_random(void) {
 
 static moer_path_kind moer_kind_of_attributes(DWORD attributes) {
     if (attributes & FILE_ATTRIBUTE_DIRECTORY) return MOER_PATH_FOLDER;
-    return attributes & FILE_ATTRIBUTE_DEVICE ? MOER_PATH_OTHER : MOER_PATH_FILE;
+    return (attributes & FILE_ATTRIBUTE_DEVICE) ? MOER_PATH_OTHER : MOER_PATH_FILE;
 }
 
 static moer_path_kind moer_path_inspect(const char *path) {
@@ -5769,7 +5775,7 @@ static void moer_sha256_round(uint32_t a, uint32_t b, uint32_t c, uint32_t *d, u
 /* One block of 64 bytes. */
 static void moer_sha256_block(uint32_t state[8], const unsigned char *block) {
     uint32_t words[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
-    unsigned i;
+    size_t i;
     for (i = 0; i < 16; i++) {
         words[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
                    (uint32_t)block[4 * i + 3];
@@ -6985,8 +6991,7 @@ static int moer_cache_open_shelf(moer_cache *cache, const moer_key *key, char *f
     moer_cache_path(cache->folder, key->digest, 0, folder, folder_size);
     if (!cache->files->folder_create(folder, mode) && moer_system_error_is_absence()) {
         char root[MOER_PATH_MAX];
-        moer_text_set(root, sizeof root, cache->folder);
-        moer_cache_create_folders(cache, root);
+        if (moer_text_set(root, sizeof root, cache->folder)) moer_cache_create_folders(cache, root);
         if (!moer_cache_check_folder(cache, cache->folder, 0, why, size)) return 0;
         cache->files->folder_create(folder, mode);
     }
@@ -8685,7 +8690,7 @@ static void moer_token_weigh(moer_token *token) {
     }
     for (j = 0; j < slots; j++) {
         float w = MOER_MUL(weight[j], router->scale);
-        const int selected = token->counts[j] && j < top_k;
+        const int selected = j < top_k && token->counts[j];
         if (selected && router->expert_scale != 0) w = MOER_MUL(w, moer_load_value(moer_host(router->expert_scale), token->id[j], MOE_ROUTE_F32));
         if (router->divide_by_top_k) w = MOER_DIV(w, (float)top_k);
         weight[j] = selected && token->id[j] >= router->num_experts - router->num_skip_experts ? 0.0f : moer_bounded(w, largest_weight);
@@ -8941,7 +8946,7 @@ static void moer_gguf_q3_k_block(const unsigned char *block, float *values) {
     unsigned i;
     for (i = 0; i < 256; i++) {
         const unsigned group = i / 16, half = group / 8, which = group / 4 % 2;
-        const unsigned scale = moer_gguf_byte(moer_q3_k_scales(moer_gguf_word(block + 96 + which * 4), moer_gguf_word(block + 104), half, which), group % 4);
+        const unsigned scale = moer_gguf_byte(moer_q3_k_scales(moer_gguf_word(block + (96 + which * 4)), moer_gguf_word(block + 104), half, which), group % 4);
         const unsigned q = ((unsigned)block[32 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u) | ((unsigned)block[i % 32] >> (i / 32) & 1u) << 2;
         values[i] = (float)((int)q - 4) * (d * (float)((int)scale - 32));
     }
@@ -9014,10 +9019,10 @@ static unsigned moer_cpu_nibble(const unsigned char *bytes, size_t index) { retu
 
 /* The code less its zero point, both as the matrix has them. */
 static float moer_cpu_integer(const moer_matrix *matrix, unsigned code, const unsigned char *zero_points, size_t group) {
-    const int int4 = matrix->format == MOE_ROUTE_FORMAT_INT4;
-    const unsigned sign = matrix->signed_codes ? int4 ? 8u : 128u : 0u; /* turns two's complement into an offset */
-    const unsigned usual = int4 ? 8u : 128u;
-    const unsigned zero_point = zero_points == NULL ? usual : (int4 ? moer_cpu_nibble(zero_points, group) : zero_points[group]) ^ sign;
+    const int four_bits = matrix->format == MOE_ROUTE_FORMAT_INT4;
+    const unsigned sign = matrix->signed_codes ? four_bits ? 8u : 128u : 0u; /* turns two's complement into an offset */
+    const unsigned usual = four_bits ? 8u : 128u;
+    const unsigned zero_point = zero_points == NULL ? usual : (four_bits ? moer_cpu_nibble(zero_points, group) : zero_points[group]) ^ sign;
     return (float)((int)(code ^ sign) - (int)zero_point);
 }
 
@@ -9839,7 +9844,7 @@ static const char *moer_scoring_name(const moer_program *program) {
 
 /* ---- unknown types ---- */
 
-static char moer_fold(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c == '-' ? '_' : c; }
+static int moer_fold(int c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c == '-' ? '_' : c; }
 
 /* How unlike a known name is: insertions, deletions and replacements that make `a` the beginning of `b`, four times, and how
    much longer `b` is than that beginning: "qwen3" is like "qwen3_moe". Case and kind of dash don't matter. */
@@ -9867,7 +9872,7 @@ static moe_route_status moer_preset_unknown(moe_route_context *context, const ch
     const uint32_t num_presets = (uint32_t)(sizeof moer_presets / sizeof moer_presets[0]);
     char shown[MOER_NAME_MAX + 1];
     uint32_t best[3] = {0, 0, 0}, distance[3] = {~0u, ~0u, ~0u}, i, j;
-    for (i = 0; i < MOER_NAME_MAX && model_type[i] != 0; i++) shown[i] = model_type[i] >= ' ' && model_type[i] <= '~' ? model_type[i] : '?';
+    for (i = 0; i < MOER_NAME_MAX && model_type[i] != 0; i++) shown[i] = (char)(model_type[i] >= ' ' && model_type[i] <= '~' ? model_type[i] : '?');
     shown[i] = 0;
     for (i = 0; i < sizeof moer_models_beyond / sizeof moer_models_beyond[0]; i++)
         if (strcmp(model_type, moer_models_beyond[i].model_type) == 0)
@@ -10239,15 +10244,27 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
 /* Whether more than MOER_SMALL_PAIRS pairs may come. */
 static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
 
+/* Weights whose format was forgotten would make a layer that can only route, and the first call would tell so. */
+static moe_route_status moer_layer_check_forgotten(moe_route_layer *layer, const moe_route_weights *weights, const char *name) {
+    if (weights->format != MOE_ROUTE_FORMAT_NONE || weights->data == 0) return MOE_ROUTE_OK;
+    return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE), but its data are given; allowed are the values of moe_route_format, or no data", name);
+}
+
 static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moe_route_context *context = layer->context;
     const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
                          MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE;
     const int has_gate_up = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = layer->down.format != MOE_ROUTE_FORMAT_NONE;
     uint32_t operations = desc->operations;
+    moe_route_status status;
     if (operations & ~all) return moer_refuse(context, "operations", operations, "an or of moe_route_operation values");
-    if (operations == 0)
+    if (operations == 0) {
+        status = moer_layer_check_forgotten(layer, &desc->experts.gate_up, "gate_up");
+        if (status == MOE_ROUTE_OK) status = moer_layer_check_forgotten(layer, &desc->experts.up, "up");
+        if (status == MOE_ROUTE_OK) status = moer_layer_check_forgotten(layer, &desc->experts.down, "down");
         operations = has_gate_up && has_down ? MOE_ROUTE_OPERATION_LAYER : has_gate_up || has_down ? MOE_ROUTE_OPERATION_MATMUL : MOE_ROUTE_OPERATION_ROUTE;
+        if (status != MOE_ROUTE_OK) return status;
+    }
     if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) && !(has_gate_up && has_down))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)

@@ -8,6 +8,7 @@
 
   gpu_open() answers 1 or 0. Every other function returns 0, or the CUDA error number with its text in gpu.reason.
   gpu_open() makes device 0's primary context current on the calling thread; another thread calls gpu_use() first.
+  gpu_open_device() does the same with another device, a struct for each.
 */
 #ifndef GPU_H
 #define GPU_H
@@ -57,6 +58,7 @@ typedef struct gpu_device {
     char reason[256]; /* why the last call failed */
     char name[128];
     int driver_version; /* 13000 for CUDA 13.0 */
+    int count;          /* of devices that the driver sees */
     int ordinal;
     gpu_context context;
     int(GPU_CALL *cuInit)(unsigned int);
@@ -191,19 +193,18 @@ GPU_FUNCTION int gpu_missing(gpu_device *gpu, const char *call) {
     return GPU_ERROR_NOT_FOUND;
 }
 
-/* Retains device 0's primary context and makes it current. 1, or 0 without a usable GPU: gpu->reason says why. */
-GPU_FUNCTION int gpu_open(gpu_device *gpu) {
-    int count = 0;
+/* Retains the primary context of device number `which` and makes it current. 1, or 0 without such a GPU: gpu->reason says why. */
+GPU_FUNCTION int gpu_open_device(gpu_device *gpu, int which) {
     memset(gpu, 0, sizeof *gpu);
     if (!gpu_load(gpu)) return 0;
     if (gpu_result(gpu, "cuInit", gpu->cuInit(0))) return 0;
     if (gpu_result(gpu, "cuDriverGetVersion", gpu->cuDriverGetVersion(&gpu->driver_version))) return 0;
-    if (gpu_result(gpu, "cuDeviceGetCount", gpu->cuDeviceGetCount(&count))) return 0;
-    if (count < 1) {
+    if (gpu_result(gpu, "cuDeviceGetCount", gpu->cuDeviceGetCount(&gpu->count))) return 0;
+    if (gpu->count < 1) {
         snprintf(gpu->reason, sizeof gpu->reason, "the NVIDIA driver sees no GPU");
         return 0;
     }
-    if (gpu_result(gpu, "cuDeviceGet", gpu->cuDeviceGet(&gpu->ordinal, 0))) return 0;
+    if (gpu_result(gpu, "cuDeviceGet", gpu->cuDeviceGet(&gpu->ordinal, which))) return 0;
     if (gpu_result(gpu, "cuDeviceGetName", gpu->cuDeviceGetName(gpu->name, (int)sizeof gpu->name, gpu->ordinal))) {
         return 0;
     }
@@ -218,6 +219,8 @@ GPU_FUNCTION int gpu_open(gpu_device *gpu) {
     }
     return 1;
 }
+
+GPU_FUNCTION int gpu_open(gpu_device *gpu) { return gpu_open_device(gpu, 0); }
 
 /* Releases the context. Memory, streams and graphs must be gone; safe after gpu_open() answered 0. */
 GPU_FUNCTION void gpu_close(gpu_device *gpu) {

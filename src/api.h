@@ -72,6 +72,10 @@ typedef enum moe_route_status {
 /* The status as a word, such as "ERROR_ARGUMENT". Never NULL. */
 MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status);
 
+/* The version of the implementation: MOE_ROUTE_VERSION of the header that it was compiled from. A program that loads it as a
+   shared library compares the two. */
+MOE_ROUTE_API const char *moe_route_version(void);
+
 /* --------------------------------------------------------------------------------------------------------------------
    Context: one device
    -------------------------------------------------------------------------------------------------------------------- */
@@ -377,8 +381,8 @@ typedef struct moe_route_experts {
     uint32_t hidden_size;             /* H, 1 to 65536; 0 in a layer that only routes */
     uint32_t intermediate_size;       /* I, 1 to 65536; 0 in a layer without weights */
     moe_route_dtype dtype;            /* of x, y and the values between the two matmuls; default BF16 */
-    moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE: this layer is used for its down
-                                         matmul alone */
+    moe_route_weights gate_up;        /* N = 2I, or I without gate; K = H. FORMAT_NONE, without data: this layer is used for its
+                                         down matmul alone */
     moe_route_weights down;           /* N = H, K = I. FORMAT_NONE: likewise for gate_up */
     moe_route_weights up;             /* FORMAT_NONE: gate_up holds gate and up. Otherwise gate_up is the gate alone and this is
                                          up, both N = I and alike in all but their addresses, as in GGUF files; not with

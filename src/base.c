@@ -1,6 +1,6 @@
 /*
-  base.c: memory, messages, checked sizes and status names: what every other part uses. Nothing that knows an operating
-  system, CUDA or experts belongs here.
+  base.c: memory, messages, checked sizes, status names and the version: what every other part uses. Nothing that knows an
+  operating system, CUDA or experts belongs here.
 */
 #include "internal.h"
 
@@ -114,6 +114,8 @@ MOE_ROUTE_API size_t moe_route_message(const moe_route_context *context, char *t
     moer_mutex_unlock(mutex);
     return length;
 }
+
+MOE_ROUTE_API const char *moe_route_version(void) { return MOE_ROUTE_VERSION; }
 
 MOE_ROUTE_API const char *moe_route_status_name(moe_route_status status) {
     switch (status) {

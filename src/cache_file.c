@@ -89,8 +89,7 @@ static int moer_cache_open_shelf(moer_cache *cache, const moer_key *key, char *f
     moer_cache_path(cache->folder, key->digest, 0, folder, folder_size);
     if (!cache->files->folder_create(folder, mode) && moer_system_error_is_absence()) {
         char root[MOER_PATH_MAX];
-        moer_text_set(root, sizeof root, cache->folder);
-        moer_cache_create_folders(cache, root);
+        if (moer_text_set(root, sizeof root, cache->folder)) moer_cache_create_folders(cache, root);
         if (!moer_cache_check_folder(cache, cache->folder, 0, why, size)) return 0;
         cache->files->folder_create(folder, mode);
     }

@@ -27,10 +27,10 @@ static unsigned moer_cpu_nibble(const unsigned char *bytes, size_t index) { retu
 
 /* The code less its zero point, both as the matrix has them. */
 static float moer_cpu_integer(const moer_matrix *matrix, unsigned code, const unsigned char *zero_points, size_t group) {
-    const int int4 = matrix->format == MOE_ROUTE_FORMAT_INT4;
-    const unsigned sign = matrix->signed_codes ? int4 ? 8u : 128u : 0u; /* turns two's complement into an offset */
-    const unsigned usual = int4 ? 8u : 128u;
-    const unsigned zero_point = zero_points == NULL ? usual : (int4 ? moer_cpu_nibble(zero_points, group) : zero_points[group]) ^ sign;
+    const int four_bits = matrix->format == MOE_ROUTE_FORMAT_INT4;
+    const unsigned sign = matrix->signed_codes ? four_bits ? 8u : 128u : 0u; /* turns two's complement into an offset */
+    const unsigned usual = four_bits ? 8u : 128u;
+    const unsigned zero_point = zero_points == NULL ? usual : (four_bits ? moer_cpu_nibble(zero_points, group) : zero_points[group]) ^ sign;
     return (float)((int)(code ^ sign) - (int)zero_point);
 }
 

@@ -89,7 +89,7 @@ static void moer_gguf_q3_k_block(const unsigned char *block, float *values) {
     unsigned i;
     for (i = 0; i < 256; i++) {
         const unsigned group = i / 16, half = group / 8, which = group / 4 % 2;
-        const unsigned scale = moer_gguf_byte(moer_q3_k_scales(moer_gguf_word(block + 96 + which * 4), moer_gguf_word(block + 104), half, which), group % 4);
+        const unsigned scale = moer_gguf_byte(moer_q3_k_scales(moer_gguf_word(block + (96 + which * 4)), moer_gguf_word(block + 104), half, which), group % 4);
         const unsigned q = ((unsigned)block[32 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u) | ((unsigned)block[i % 32] >> (i / 32) & 1u) << 2;
         values[i] = (float)((int)q - 4) * (d * (float)((int)scale - 32));
     }

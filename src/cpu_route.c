@@ -247,7 +247,7 @@ static void moer_token_weigh(moer_token *token) {
     }
     for (j = 0; j < slots; j++) {
         float w = MOER_MUL(weight[j], router->scale);
-        const int selected = token->counts[j] && j < top_k;
+        const int selected = j < top_k && token->counts[j];
         if (selected && router->expert_scale != 0) w = MOER_MUL(w, moer_load_value(moer_host(router->expert_scale), token->id[j], MOE_ROUTE_F32));
         if (router->divide_by_top_k) w = MOER_DIV(w, (float)top_k);
         weight[j] = selected && token->id[j] >= router->num_experts - router->num_skip_experts ? 0.0f : moer_bounded(w, largest_weight);

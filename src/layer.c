@@ -181,15 +181,27 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
 /* Whether more than MOER_SMALL_PAIRS pairs may come. */
 static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
 
+/* Weights whose format was forgotten would make a layer that can only route, and the first call would tell so. */
+static moe_route_status moer_layer_check_forgotten(moe_route_layer *layer, const moe_route_weights *weights, const char *name) {
+    if (weights->format != MOE_ROUTE_FORMAT_NONE || weights->data == 0) return MOE_ROUTE_OK;
+    return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE), but its data are given; allowed are the values of moe_route_format, or no data", name);
+}
+
 static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moe_route_context *context = layer->context;
     const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
                          MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE;
     const int has_gate_up = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = layer->down.format != MOE_ROUTE_FORMAT_NONE;
     uint32_t operations = desc->operations;
+    moe_route_status status;
     if (operations & ~all) return moer_refuse(context, "operations", operations, "an or of moe_route_operation values");
-    if (operations == 0)
+    if (operations == 0) {
+        status = moer_layer_check_forgotten(layer, &desc->experts.gate_up, "gate_up");
+        if (status == MOE_ROUTE_OK) status = moer_layer_check_forgotten(layer, &desc->experts.up, "up");
+        if (status == MOE_ROUTE_OK) status = moer_layer_check_forgotten(layer, &desc->experts.down, "down");
         operations = has_gate_up && has_down ? MOE_ROUTE_OPERATION_LAYER : has_gate_up || has_down ? MOE_ROUTE_OPERATION_MATMUL : MOE_ROUTE_OPERATION_ROUTE;
+        if (status != MOE_ROUTE_OK) return status;
+    }
     if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) && !(has_gate_up && has_down))
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)

@@ -202,7 +202,7 @@ static uint64_t moer_random(void) {
 
 static moer_path_kind moer_kind_of_attributes(DWORD attributes) {
     if (attributes & FILE_ATTRIBUTE_DIRECTORY) return MOER_PATH_FOLDER;
-    return attributes & FILE_ATTRIBUTE_DEVICE ? MOER_PATH_OTHER : MOER_PATH_FILE;
+    return (attributes & FILE_ATTRIBUTE_DEVICE) ? MOER_PATH_OTHER : MOER_PATH_FILE;
 }
 
 static moer_path_kind moer_path_inspect(const char *path) {

@@ -18,7 +18,7 @@ static const char *moer_scoring_name(const moer_program *program) {
 
 /* ---- unknown types ---- */
 
-static char moer_fold(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c == '-' ? '_' : c; }
+static int moer_fold(int c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c == '-' ? '_' : c; }
 
 /* How unlike a known name is: insertions, deletions and replacements that make `a` the beginning of `b`, four times, and how
    much longer `b` is than that beginning: "qwen3" is like "qwen3_moe". Case and kind of dash don't matter. */
@@ -46,7 +46,7 @@ static moe_route_status moer_preset_unknown(moe_route_context *context, const ch
     const uint32_t num_presets = (uint32_t)(sizeof moer_presets / sizeof moer_presets[0]);
     char shown[MOER_NAME_MAX + 1];
     uint32_t best[3] = {0, 0, 0}, distance[3] = {~0u, ~0u, ~0u}, i, j;
-    for (i = 0; i < MOER_NAME_MAX && model_type[i] != 0; i++) shown[i] = model_type[i] >= ' ' && model_type[i] <= '~' ? model_type[i] : '?';
+    for (i = 0; i < MOER_NAME_MAX && model_type[i] != 0; i++) shown[i] = (char)(model_type[i] >= ' ' && model_type[i] <= '~' ? model_type[i] : '?');
     shown[i] = 0;
     for (i = 0; i < sizeof moer_models_beyond / sizeof moer_models_beyond[0]; i++)
         if (strcmp(model_type, moer_models_beyond[i].model_type) == 0)

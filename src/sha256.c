@@ -31,7 +31,7 @@ static void moer_sha256_round(uint32_t a, uint32_t b, uint32_t c, uint32_t *d, u
 /* One block of 64 bytes. */
 static void moer_sha256_block(uint32_t state[8], const unsigned char *block) {
     uint32_t words[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
-    unsigned i;
+    size_t i;
     for (i = 0; i < 16; i++) {
         words[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
                    (uint32_t)block[4 * i + 3];

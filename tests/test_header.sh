@@ -77,17 +77,4 @@ cuda=${CUDA_HOME:-/usr/local/cuda}/include
 abi() { gcc -std=c11 -I. -I"$cuda" -fsyntax-only tests/check_cuda_abi.c && g++ -std=c++17 -x c++ -I. -I"$cuda" -fsyntax-only tests/check_cuda_abi.c; }
 if [ -f "$cuda/cuda.h" ] && have gcc && have g++; then check agrees_with_cuda_h abi; else echo "SKIP agrees_with_cuda_h: no cuda.h"; fi
 
-# ---- the examples in README.md and docs/operating.md ----
-readme() {
-    sed -n '/^```c$/,/^```$/p' README.md | sed '/^```/d' >"$work/readme.c"
-    test -s "$work/readme.c" && gcc -std=c11 -Wall -Wextra -Werror -I. -c "$work/readme.c" -o "$work/readme.o"
-}
-check readme_example_compiles readme
-operating() {
-    { printf '#include "moe_route.h"\nint make_pack(moe_route_layer_desc *layers, int num_layers);\nint make_pack(moe_route_layer_desc *layers, int num_layers) {\n'
-      sed -n '/^```c$/,/^```$/p' docs/operating.md | sed '/^```/d'
-      echo '}'; } >"$work/operating.c"
-    grep -q moe_route_pack_save "$work/operating.c" && gcc -std=c11 -Wall -Wextra -Werror -I. -c "$work/operating.c" -o "$work/operating.o"
-}
-check operating_example_compiles operating
 exit $failed
