@@ -10,6 +10,9 @@
 CC ?= cc
 CFLAGS ?= -O2 -g
 LDLIBS = -lm -ldl -lpthread
+# cJSON, for what reads safetensors files: tests and examples/run_layer.c. The library and the demo do without.
+CJSON_CFLAGS ?= $(shell pkg-config --cflags libcjson 2>/dev/null)
+CJSON_LIBS ?= $(shell pkg-config --libs libcjson 2>/dev/null || echo -lcjson)
 WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
@@ -28,6 +31,12 @@ all: moe_route.h
 build:
 	@mkdir -p build
 
+# Says what to do where cJSON is missing.
+build/cjson: | build
+	@echo '#include <cjson/cJSON.h>' >$@.c; echo 'int main(void) { return cJSON_Version() == 0; }' >>$@.c
+	@$(CC) $(CJSON_CFLAGS) -o $@ $@.c $(CJSON_LIBS) 2>$@.log || { rm -f $@; echo "cJSON isn't found: install it (Debian and Ubuntu: apt install libcjson-dev; Fedora: dnf install cjson-devel; brew install cjson)"; \
+	    echo "or set CJSON_CFLAGS=-IFOLDER and CJSON_LIBS='-LFOLDER -lcjson'; the library and make demo do without it"; exit 1; }
+
 build/amalgamate: tools/amalgamate.c src/api.h $(HEADERS) src/sha256.c kernels_src/args.h | build
 	$(CC) $(CFLAGS) -std=c99 -w -o $@ tools/amalgamate.c
 
@@ -42,7 +51,7 @@ fresh: build/amalgamate
 
 # ---- the demo ----
 
-build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h | build
+build/demo: examples/demo.c examples/files.h examples/gguf.h examples/gpu.h examples/quantize.h moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ examples/demo.c $(LDLIBS)
 
 # NVRTC comes from the toolkit, from the process's library path, or with pip into build/ when there is a GPU and none is found.
@@ -61,17 +70,17 @@ bench: build/bench
 
 include tests/emulation/emulation.mk
 
-SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
+SUPPORT = $(wildcard tests/support/*.h examples/*.h) moe_route.h
 DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_layer test_epilogue test_blocks
-HOST_TESTS = test_safetensors test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
+HOST_TESTS = test_safetensors test_gguf test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
-build/test_%: tests/test_%.c $(SUPPORT) | build
-	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+build/test_%: tests/test_%.c $(SUPPORT) | build/cjson
+	$(CC) $(CFLAGS) $(CJSON_CFLAGS) -Wall -Wextra -I. -o $@ $< $(CJSON_LIBS) $(LDLIBS)
 
 # The same under AddressSanitizer and UndefinedBehaviorSanitizer: for the host's own code, and for the emulated device.
-build/sanitized_%: tests/test_%.c $(SUPPORT) | build
-	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+build/sanitized_%: tests/test_%.c $(SUPPORT) | build/cjson
+	$(CC) $(SANITIZED) $(SANITIZE) $(CJSON_CFLAGS) -Wall -Wextra -I. -o $@ $< $(CJSON_LIBS) $(LDLIBS)
 
 # And under ThreadSanitizer.
 build/threads_%: tests/test_%.c $(SUPPORT) | build
