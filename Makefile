@@ -1,8 +1,9 @@
-# moe_route: builds the header, the demo and the tests. Needs a C compiler and make; the GPU, the CUDA driver and NVRTC are
-# found at run time.
+# moe_route: builds the header, the demo and the tests. Needs a C compiler and make, and cJSON for run_layer and the tests; the
+# GPU, the CUDA driver and NVRTC are found at run time.
 #
 #   make            moe_route.h, from src/ and kernels_src/
 #   make demo       one layer of a trained model, on the GPU where there is one
+#   make run_layer  build/run_layer, which runs a layer of any checkpoint
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
 #   make clean
@@ -58,6 +59,16 @@ build/demo: examples/demo.c examples/files.h examples/gguf.h examples/gpu.h exam
 demo: build/demo
 	@tools/with_nvrtc.sh build/demo
 
+# ---- a layer of any checkpoint ----
+
+build/run_layer: examples/run_layer.c $(wildcard examples/*.h) moe_route.h | build/cjson
+	$(CC) $(CFLAGS) $(CJSON_CFLAGS) $(WARNINGS) -I. -o $@ examples/run_layer.c $(CJSON_LIBS) $(LDLIBS)
+
+run_layer: build/run_layer
+
+build/sanitized_run_layer: examples/run_layer.c $(wildcard examples/*.h) moe_route.h | build/cjson
+	$(CC) $(SANITIZED) $(SANITIZE) $(CJSON_CFLAGS) $(WARNINGS) -I. -o $@ examples/run_layer.c $(CJSON_LIBS) $(LDLIBS)
+
 # ---- the benchmark ----
 
 build/bench: bench/bench.c bench/floors.h examples/gpu.h moe_route.h | build
@@ -92,8 +103,8 @@ THREAD_RUNS = build/threads_cache_threads
 build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
-PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_run_layer.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
+PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/bench build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
@@ -114,4 +125,4 @@ test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh demo bench test test-gpu clean
+.PHONY: all fresh demo run_layer bench test test-gpu clean

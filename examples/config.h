@@ -1,11 +1,13 @@
 /*
-  config.h: a model's config.json, as Hugging Face's transformers writes it, as a moe_route_model. Which keys stand for which
-  number is written down here alone; what a type's router does with them is the preset's. Needs cJSON. Include moe_route.h first.
+  config.h: the numbers of a moe_route_model, from a model's config.json, as Hugging Face's transformers writes it, or from the
+  keys of a GGUF file. Which keys stand for which number is written down here alone; what a type's router does with them is the
+  preset's. Needs cJSON. Include moe_route.h first.
 */
 #ifndef CONFIG_H
 #define CONFIG_H
 
 #include "files.h"
+#include "gguf.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -130,6 +132,76 @@ FILES_FUNCTION void config_model(const cJSON *config, uint32_t layer, moe_route_
     model->vocab_size = config_count(config, "vocab_size", layer);
     model->hidden_size = config_count(config, "moe_latent_size hidden_size d_model", layer);
     model->intermediate_size = config_count(config, "moe_intermediate_size expert_ffn_hidden_size intermediate_size ffn_hidden_size", layer);
+}
+
+/* ---- GGUF ---- */
+
+typedef struct config_architecture {
+    const char *name, *model_type;
+    moe_route_switch norm; /* what llama.cpp does without a key expert_weights_norm, where the model type's default is another */
+    int gating;            /* the only expert_gating_func: 1 softmax, 2 sigmoid; 0: any */
+} config_architecture;
+
+static const config_architecture config_architectures[] = {
+    {"llama", "mixtral", MOE_ROUTE_AUTO, 1},          {"llama4", "llama4_text", MOE_ROUTE_AUTO, 2},
+    {"qwen2moe", "qwen2_moe", MOE_ROUTE_OFF, 1},      {"qwen3moe", "qwen3_moe", MOE_ROUTE_ON, 1},
+    {"qwen3vlmoe", "qwen3_vl_moe", MOE_ROUTE_AUTO, 1},{"qwen3next", "qwen3_next", MOE_ROUTE_ON, 1},
+    {"qwen35moe", "qwen3_5_moe", MOE_ROUTE_AUTO, 1},  {"olmoe", "olmoe", MOE_ROUTE_OFF, 1},
+    {"phimoe", "phimoe", MOE_ROUTE_AUTO, 0},          {"gpt-oss", "gpt_oss", MOE_ROUTE_AUTO, 0},
+    {"granitemoe", "granitemoe", MOE_ROUTE_AUTO, 0},  {"granitehybrid", "granitemoehybrid", MOE_ROUTE_AUTO, 0},
+    {"deepseek2", "deepseek_v2", MOE_ROUTE_AUTO, 1},  {"deepseek2", "deepseek_v3", MOE_ROUTE_AUTO, 2},
+    {"glm4moe", "glm4_moe", MOE_ROUTE_AUTO, 2},       {"glm-dsa", "glm_moe_dsa", MOE_ROUTE_AUTO, 2},
+    {"dots1", "dots1", MOE_ROUTE_AUTO, 2},            {"ernie4_5-moe", "ernie4_5_moe", MOE_ROUTE_AUTO, 1},
+    {"bailingmoe", "bailing_moe", MOE_ROUTE_AUTO, 1}, {"bailingmoe2", "bailing_moe_v2", MOE_ROUTE_AUTO, 2},
+    {"hunyuan-moe", "hunyuan_v1_moe", MOE_ROUTE_AUTO, 1}, {"grok", "grok-1", MOE_ROUTE_AUTO, 1},
+    {"dbrx", "dbrx", MOE_ROUTE_ON, 1},                {"gemma4", "gemma4", MOE_ROUTE_AUTO, 1},
+    {"lfm2moe", "lfm2_moe", MOE_ROUTE_ON, 2},         {"afmoe", "afmoe", MOE_ROUTE_AUTO, 2},
+    {"step35", "step3p5", MOE_ROUTE_AUTO, 2},         {"nemotron_h_moe", "nemotron_h", MOE_ROUTE_AUTO, 2},
+    {"mimo2", "mimo_v2_flash", MOE_ROUTE_ON, 2},      {"exaone-moe", "exaone_moe", MOE_ROUTE_AUTO, 2},
+    {"jamba", "jamba", MOE_ROUTE_AUTO, 1},            {"minimax-m2", "minimax_m2", MOE_ROUTE_AUTO, 2},
+    {"kimi-linear", "kimi_linear", MOE_ROUTE_AUTO, 2},{"mistral4", "mistral4", MOE_ROUTE_AUTO, 1}};
+
+/* `<architecture>.<key>`; `otherwise` when the file has no such number. */
+static double config_gguf_number(const gguf_file *file, const char *key, uint32_t index, double otherwise) {
+    const char *architecture = gguf_text(file, "general.architecture");
+    char full[160];
+    double number;
+    snprintf(full, sizeof full, "%.64s.%s", architecture ? architecture : "", key);
+    if (gguf_number(file, full, index, &number) || (index && gguf_number(file, full, 0, &number))) return number;
+    return otherwise;
+}
+
+static uint32_t config_gguf_count(const gguf_file *file, const char *key, uint32_t layer, double otherwise) {
+    const double number = config_gguf_number(file, key, layer, otherwise);
+    return number >= 0 && number < 4294967295.0 && number == floor(number) ? (uint32_t)number : 4294967295u;
+}
+
+/* 0 when the architecture isn't known, or routes in another way than its model type; *architecture is then what the file says, or
+   NULL. */
+FILES_FUNCTION int config_gguf_model(const gguf_file *file, uint32_t layer, moe_route_model *model, const char **architecture) {
+    const config_architecture *found = NULL;
+    const double gating = config_gguf_number(file, "expert_gating_func", layer, 0), norm = config_gguf_number(file, "expert_weights_norm", layer, -1);
+    size_t i;
+    memset(model, 0, sizeof *model);
+    *architecture = gguf_text(file, "general.architecture");
+    for (i = 0; i < sizeof config_architectures / sizeof config_architectures[0] && *architecture && !found; i++) {
+        const config_architecture *a = &config_architectures[i];
+        if (strcmp(a->name, *architecture) == 0 && (gating == 0 || a->gating == 0 || gating == a->gating)) found = a;
+    }
+    if (!found) return 0;
+    model->model_type = found->model_type;
+    model->num_experts = config_gguf_count(file, "expert_count", layer, 0);
+    model->top_k = config_gguf_count(file, "expert_used_count", layer, 0);
+    model->num_groups = config_gguf_count(file, "expert_group_count", layer, 1);
+    model->topk_groups = config_gguf_count(file, "expert_group_used_count", layer, 1);
+    model->norm_topk_prob = norm < 0 ? found->norm : norm != 0 ? MOE_ROUTE_ON : MOE_ROUTE_OFF;
+    model->scale = (float)config_gguf_number(file, "expert_weights_scale", layer, 1);
+    if (model->scale == 0) model->scale = 1;
+    if (strcmp(found->model_type, "grok-1") == 0) model->softcap = (float)config_gguf_number(file, "router_logit_softcapping", layer, 0);
+    if (strcmp(found->model_type, "step3p5") == 0) model->swiglu_limit = (float)config_gguf_number(file, "swiglu_clamp_exp", layer, 0);
+    model->hidden_size = config_gguf_count(file, "embedding_length", layer, 0);
+    model->intermediate_size = config_gguf_count(file, "expert_feed_forward_length", layer, 0);
+    return 1;
 }
 
 #endif /* CONFIG_H */
