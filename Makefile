@@ -82,7 +82,7 @@ bench: build/bench
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h examples/*.h) moe_route.h
-DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_layer test_epilogue test_blocks
+DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_epilogue test_blocks
 HOST_TESTS = test_safetensors test_gguf test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
