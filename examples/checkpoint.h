@@ -60,7 +60,8 @@ FILES_FUNCTION const char *checkpoint_in_layer(const char *name, uint32_t layer)
         const size_t length = strcspn(at, ".");
         char *end;
         if (length == 3 && strncmp(at, "mtp", 3) == 0) return NULL;
-        if ((length == 6 && (strncmp(at, "layers", 6) == 0 || strncmp(at, "blocks", 6) == 0)) || (length == 3 && strncmp(at, "blk", 3) == 0) || (length == 1 && *at == 'h')) {
+        if ((length == 6 && (strncmp(at, "layers", 6) == 0 || strncmp(at, "blocks", 6) == 0)) ||
+            (length == 3 && strncmp(at, "blk", 3) == 0) || (length == 1 && *at == 'h')) {
             const char *number = at + length + (at[length] == '.');
             if (*number >= '0' && *number <= '9') return strtoul(number, &end, 10) == layer && *end == '.' ? end + 1 : NULL;
         }
@@ -73,7 +74,8 @@ FILES_FUNCTION const char *checkpoint_in_layer(const char *name, uint32_t layer)
 
 static int checkpoint_add(checkpoint *c, const checkpoint_tensor *tensor) {
     if ((c->num_tensors & (c->num_tensors - 1)) == 0) { /* capacities are 0, 1, 2, 4, ... */
-        checkpoint_tensor *larger = (checkpoint_tensor *)realloc(c->tensors, (c->num_tensors ? 2 * c->num_tensors : 1) * sizeof *larger);
+        checkpoint_tensor *larger = (checkpoint_tensor *)realloc(c->tensors,
+                                                                 (c->num_tensors ? 2 * c->num_tensors : 1) * sizeof *larger);
         if (!larger) return checkpoint_fail(c, "out of memory");
         c->tensors = larger;
     }
@@ -121,13 +123,16 @@ static int checkpoint_add_gguf(checkpoint *c, uint32_t file) {
     return 1;
 }
 
-static int checkpoint_by_name(const void *left, const void *right) { return strcmp(*(const char *const *)left, *(const char *const *)right); }
+static int checkpoint_by_name(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
 
 static int checkpoint_sort(checkpoint *c) {
     size_t i;
     if (c->num_tensors) qsort(c->tensors, c->num_tensors, sizeof *c->tensors, checkpoint_by_name);
     for (i = 1; i < c->num_tensors; i++) {
-        if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0) return checkpoint_fail(c, "two files hold a tensor \"%.200s\"", c->tensors[i].name);
+        if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0)
+            return checkpoint_fail(c, "two files hold a tensor \"%.200s\"", c->tensors[i].name);
     }
     return 1;
 }
@@ -138,7 +143,8 @@ static int checkpoint_sort(checkpoint *c) {
 static int checkpoint_beside(checkpoint *c, const char *path, const char *name, char *full) {
     size_t length = strlen(path);
     while (length && path[length - 1] != '/' && path[length - 1] != '\\') length--;
-    if (snprintf(full, CHECKPOINT_MAX_PATH, "%.*s%s", (int)length, path, name) >= CHECKPOINT_MAX_PATH) return checkpoint_fail(c, "a path is too long");
+    if (snprintf(full, CHECKPOINT_MAX_PATH, "%.*s%s", (int)length, path, name) >= CHECKPOINT_MAX_PATH)
+        return checkpoint_fail(c, "a path is too long");
     return 1;
 }
 
@@ -158,13 +164,16 @@ static int checkpoint_open_index(checkpoint *c, const char *path, const cJSON *i
         uint32_t i;
         if (!checkpoint_in_layer(item->string, layer) || strncmp(item->string, prefix, strlen(prefix)) != 0) continue;
         if (!cJSON_IsString(item) || strpbrk(item->valuestring, "/\\:") || !checkpoint_ends(item->valuestring, ".safetensors")) {
-            return checkpoint_fail(c, "%.200s: the file of \"%.100s\" isn't named as a safetensors file beside it", path, item->string);
+            return checkpoint_fail(c, "%.200s: the file of \"%.100s\" isn't named as a safetensors file beside it", path,
+                                   item->string);
         }
         for (i = 0; i < c->num_files && strcmp(opened[i], item->valuestring) != 0; i++) {}
         if (i < c->num_files) continue;
-        if (c->num_files == CHECKPOINT_MAX_FILES) return checkpoint_fail(c, "%.250s: the layer lies in more than %d files", path, CHECKPOINT_MAX_FILES);
+        if (c->num_files == CHECKPOINT_MAX_FILES)
+            return checkpoint_fail(c, "%.250s: the layer lies in more than %d files", path, CHECKPOINT_MAX_FILES);
         opened[c->num_files] = item->valuestring;
-        if (!checkpoint_beside(c, path, item->valuestring, shard) || !checkpoint_open_safetensors(c, shard, layer, prefix)) return 0;
+        if (!checkpoint_beside(c, path, item->valuestring, shard) || !checkpoint_open_safetensors(c, shard, layer, prefix))
+            return 0;
     }
     return 1;
 }
@@ -179,17 +188,22 @@ static int checkpoint_open_gguf(checkpoint *c, const char *path) {
     snprintf(part, sizeof part, "%s", path);
     if (length > tail) { /* does it end as one of several? */
         char *end = part + length - tail;
-        for (i = 0; i < tail && (pattern[i] == '0' || pattern[i] == '1' ? end[i] >= '0' && end[i] <= '9' : end[i] == pattern[i]); i++) {}
+        for (i = 0; i < tail && (pattern[i] == '0' || pattern[i] == '1' ? end[i] >= '0' && end[i] <= '9' : end[i] == pattern[i]);
+             i++) {}
         if (i == tail) count = (uint32_t)strtoul(end + 10, NULL, 10);
     }
-    if (count < 1 || count > CHECKPOINT_MAX_FILES) return checkpoint_fail(c, "%.250s: %u parts; 1 to %d are possible", path, (unsigned)count, CHECKPOINT_MAX_FILES);
+    if (count < 1 || count > CHECKPOINT_MAX_FILES)
+        return checkpoint_fail(c, "%.250s: %u parts; 1 to %d are possible", path, (unsigned)count, CHECKPOINT_MAX_FILES);
     for (i = 0; i < count; i++) {
         gguf_file *file = &c->gguf[c->num_files];
-        if (count > 1) snprintf(part + length - tail, tail + 1, "-%05u-of-%05u.gguf", (unsigned)(i + 1) % 100000u, (unsigned)count % 100000u);
+        if (count > 1)
+            snprintf(part + length - tail, tail + 1, "-%05u-of-%05u.gguf", (unsigned)(i + 1) % 100000u,
+                     (unsigned)count % 100000u);
         if (!gguf_open(file, part)) return checkpoint_fail(c, "%.250s: %s", part, file->error);
         c->num_files++;
         if (!gguf_number(file, "split.count", 0, &number)) number = 1;
-        if (number != (double)count && number > 1) return checkpoint_fail(c, "%.250s is one of %g parts, by its name of %u", part, number, (unsigned)count);
+        if (number != (double)count && number > 1)
+            return checkpoint_fail(c, "%.250s is one of %g parts, by its name of %u", part, number, (unsigned)count);
         if (!checkpoint_add_gguf(c, i)) return 0;
     }
     return 1;
@@ -206,7 +220,8 @@ static int checkpoint_open_any(checkpoint *c, const char *path, const char *conf
         if (snprintf(file, sizeof file, "%s", path) >= (int)sizeof file) return checkpoint_fail(c, "a path is too long");
     } else {
         FILE *found;
-        if (snprintf(file, sizeof file, "%s/model.safetensors.index.json", path) >= (int)sizeof file) return checkpoint_fail(c, "a path is too long");
+        if (snprintf(file, sizeof file, "%s/model.safetensors.index.json", path) >= (int)sizeof file)
+            return checkpoint_fail(c, "a path is too long");
         found = fopen(file, "rb");
         if (found) fclose(found);
         else snprintf(file, sizeof file, "%s/model.safetensors", path);
@@ -246,14 +261,17 @@ FILES_FUNCTION int checkpoint_open(checkpoint *c, const char *path, const char *
     memset(c, 0, sizeof *c);
     c->gguf = (gguf_file *)calloc(CHECKPOINT_MAX_FILES, sizeof *c->gguf);
     c->safetensors = (safetensors_file *)calloc(CHECKPOINT_MAX_FILES, sizeof *c->safetensors);
-    done = c->gguf && c->safetensors ? checkpoint_open_any(c, path, config_path, layer, prefix) : checkpoint_fail(c, "out of memory");
+    done = c->gguf && c->safetensors ? checkpoint_open_any(c, path, config_path, layer, prefix)
+                                     : checkpoint_fail(c, "out of memory");
     if (!done) checkpoint_close(c);
     return done;
 }
 
 /* NULL when there is no such tensor. */
 FILES_FUNCTION const checkpoint_tensor *checkpoint_find(const checkpoint *c, const char *name) {
-    return c->num_tensors ? (const checkpoint_tensor *)bsearch(&name, c->tensors, c->num_tensors, sizeof *c->tensors, checkpoint_by_name) : NULL;
+    return c->num_tensors
+               ? (const checkpoint_tensor *)bsearch(&name, c->tensors, c->num_tensors, sizeof *c->tensors, checkpoint_by_name)
+               : NULL;
 }
 
 /* `size` bytes of a tensor's data, from `offset` on. */
@@ -263,7 +281,9 @@ FILES_FUNCTION int checkpoint_read(checkpoint *c, const checkpoint_tensor *tenso
         return gguf_read(file, (const gguf_tensor *)tensor->entry, to, offset, size) ? 1 : checkpoint_fail(c, "%s", file->error);
     } else {
         safetensors_file *file = &c->safetensors[tensor->file];
-        return safetensors_read(file, (const safetensors_tensor *)tensor->entry, to, (size_t)offset, size) ? 1 : checkpoint_fail(c, "%s", file->error);
+        return safetensors_read(file, (const safetensors_tensor *)tensor->entry, to, (size_t)offset, size)
+                   ? 1
+                   : checkpoint_fail(c, "%s", file->error);
     }
 }
 

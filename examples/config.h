@@ -46,7 +46,7 @@ FILES_FUNCTION cJSON *config_read(const char *path, char *error, size_t error_si
     return tree;
 }
 
-/* The first of several names (separated by spaces) that the object, or its ffn_config (DBRX), has with a value other than null. */
+/* The first of several names (separated by spaces) that the object, or its ffn_config (DBRX), has with a value but null. */
 FILES_FUNCTION const cJSON *config_find(const cJSON *object, const char *names) {
     const char *at = names;
     const cJSON *inner;
@@ -109,12 +109,14 @@ static int config_is_hash_layer(const cJSON *config, uint32_t layer) {
 /* `config` is the text part. Texts stay the tree's. */
 FILES_FUNCTION void config_model(const cJSON *config, uint32_t layer, moe_route_model *model) {
     const cJSON *norm = config_find(config, "norm_topk_prob moe_renormalize");
-    const cJSON *scale = config_find(config, "routed_scaling_factor route_scale router_scaling_factor moe_router_scaling_factor moe_routed_scaling_factor");
+    const cJSON *scale = config_find(
+        config, "routed_scaling_factor route_scale router_scaling_factor moe_router_scaling_factor moe_routed_scaling_factor");
     const char *method = config_text(config, "topk_method");
     memset(model, 0, sizeof *model);
     model->model_type = config_text(config, "model_type");
     model->num_experts = config_count(config, "num_experts num_local_experts n_routed_experts moe_num_experts", layer);
-    model->top_k = config_count(config, "num_experts_per_tok num_experts_per_token moe_topk moe_k top_k_experts moe_top_k", layer);
+    model->top_k = config_count(config, "num_experts_per_tok num_experts_per_token moe_topk moe_k top_k_experts moe_top_k",
+                                layer);
     if (!method || strcmp(method, "greedy") != 0) {
         model->num_groups = config_count(config, "n_group num_expert_group router_n_groups", layer);
         model->topk_groups = config_count(config, "topk_group", layer);
@@ -131,7 +133,8 @@ FILES_FUNCTION void config_model(const cJSON *config, uint32_t layer, moe_route_
     model->hash_layer = config_is_hash_layer(config, layer);
     model->vocab_size = config_count(config, "vocab_size", layer);
     model->hidden_size = config_count(config, "moe_latent_size hidden_size d_model", layer);
-    model->intermediate_size = config_count(config, "moe_intermediate_size expert_ffn_hidden_size intermediate_size ffn_hidden_size", layer);
+    model->intermediate_size = config_count(
+        config, "moe_intermediate_size expert_ffn_hidden_size intermediate_size ffn_hidden_size", layer);
 }
 
 /* ---- GGUF ---- */
@@ -180,7 +183,8 @@ static uint32_t config_gguf_count(const gguf_file *file, const char *key, uint32
    NULL. */
 FILES_FUNCTION int config_gguf_model(const gguf_file *file, uint32_t layer, moe_route_model *model, const char **architecture) {
     const config_architecture *found = NULL;
-    const double gating = config_gguf_number(file, "expert_gating_func", layer, 0), norm = config_gguf_number(file, "expert_weights_norm", layer, -1);
+    const double gating = config_gguf_number(file, "expert_gating_func", layer, 0),
+                 norm = config_gguf_number(file, "expert_weights_norm", layer, -1);
     size_t i;
     memset(model, 0, sizeof *model);
     *architecture = gguf_text(file, "general.architecture");
@@ -197,8 +201,10 @@ FILES_FUNCTION int config_gguf_model(const gguf_file *file, uint32_t layer, moe_
     model->norm_topk_prob = norm < 0 ? found->norm : norm != 0 ? MOE_ROUTE_ON : MOE_ROUTE_OFF;
     model->scale = (float)config_gguf_number(file, "expert_weights_scale", layer, 1);
     if (model->scale == 0) model->scale = 1;
-    if (strcmp(found->model_type, "grok-1") == 0) model->softcap = (float)config_gguf_number(file, "router_logit_softcapping", layer, 0);
-    if (strcmp(found->model_type, "step3p5") == 0) model->swiglu_limit = (float)config_gguf_number(file, "swiglu_clamp_exp", layer, 0);
+    if (strcmp(found->model_type, "grok-1") == 0)
+        model->softcap = (float)config_gguf_number(file, "router_logit_softcapping", layer, 0);
+    if (strcmp(found->model_type, "step3p5") == 0)
+        model->swiglu_limit = (float)config_gguf_number(file, "swiglu_clamp_exp", layer, 0);
     model->hidden_size = config_gguf_count(file, "embedding_length", layer, 0);
     model->intermediate_size = config_gguf_count(file, "expert_feed_forward_length", layer, 0);
     return 1;

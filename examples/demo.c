@@ -189,7 +189,8 @@ static void *tensor(const demo *d, gguf_file *file, const char *name, uint32_t t
     const size_t inner = d2 > 1 ? d2 : d1, rows = d2 > 1 ? d1 : d0, matrices = d2 > 1 ? d0 : 1;
     void *data;
     if (!found) die(EXIT_WRONG, "%s has no tensor %s", d->path, name);
-    if (found->type != type || found->shape[0] != inner || found->shape[1] != rows || found->shape[2] != matrices || found->shape[3] != 1) {
+    if (found->type != type || found->shape[0] != inner || found->shape[1] != rows || found->shape[2] != matrices ||
+        found->shape[3] != 1) {
         die(EXIT_WRONG, "%s: tensor %s has another type or other dimensions", d->path, name);
     }
     data = allocate((size_t)found->size);

@@ -136,7 +136,8 @@ static int gguf_take_name(gguf_file *file, const char **name) {
     uint64_t length;
     void *copy;
     if (!gguf_take_u64(file, &length)) return 0;
-    if (length == 0 || length > GGUF_MAX_NAME) return gguf_fail(file, "byte %llu: a name of %llu bytes", (unsigned long long)file->at, (unsigned long long)length);
+    if (length == 0 || length > GGUF_MAX_NAME)
+        return gguf_fail(file, "byte %llu: a name of %llu bytes", (unsigned long long)file->at, (unsigned long long)length);
     if (!gguf_take_copy(file, length, &copy)) return 0;
     *name = (const char *)copy;
     if (strlen(*name) != length) return gguf_fail(file, "byte %llu: a name holds a 0 character", (unsigned long long)file->at);
@@ -166,12 +167,16 @@ static int gguf_take_value(gguf_file *file, gguf_pair *pair) {
     pair->is_array = type == GGUF_ARRAY;
     pair->count = 1;
     if (pair->is_array && (!gguf_take_u32(file, &type) || !gguf_take_u64(file, &pair->count))) return 0;
-    if (type >= GGUF_NUM_VALUE_TYPES || type == GGUF_ARRAY) return gguf_fail(file, "key \"%.64s\": unknown type %u", pair->key, (unsigned)type);
+    if (type >= GGUF_NUM_VALUE_TYPES || type == GGUF_ARRAY)
+        return gguf_fail(file, "key \"%.64s\": unknown type %u", pair->key, (unsigned)type);
     pair->type = (gguf_value_type)type;
     if (type != GGUF_STRING) {
         const uint64_t size = gguf_value_size(type);
-        if (pair->count > (file->size - file->at) / size) return gguf_fail(file, "key \"%.64s\": an array of %llu elements in a file of %llu bytes: is it cut?", pair->key, (unsigned long long)pair->count, (unsigned long long)file->size);
-        return pair->count * size > GGUF_MAX_KEPT ? gguf_skip(file, pair->count * size) : gguf_take_copy(file, pair->count * size, &pair->value);
+        if (pair->count > (file->size - file->at) / size)
+            return gguf_fail(file, "key \"%.64s\": an array of %llu elements in a file of %llu bytes: is it cut?", pair->key,
+                             (unsigned long long)pair->count, (unsigned long long)file->size);
+        return pair->count * size > GGUF_MAX_KEPT ? gguf_skip(file, pair->count * size)
+                                                  : gguf_take_copy(file, pair->count * size, &pair->value);
     }
     for (i = 0; i < pair->count; i++) {
         if (!gguf_take_u64(file, &length)) return 0;
@@ -200,10 +205,12 @@ static int gguf_check_size(gguf_file *file, gguf_tensor *tensor) {
     uint32_t i;
     tensor->info = gguf_find_type(tensor->type);
     if (tensor->info && tensor->shape[0] % tensor->info->block_values) {
-        return gguf_fail(file, "tensor \"%.64s\": rows of %llu values are no whole blocks of %s", tensor->name, (unsigned long long)tensor->shape[0], tensor->info->name);
+        return gguf_fail(file, "tensor \"%.64s\": rows of %llu values are no whole blocks of %s", tensor->name,
+                         (unsigned long long)tensor->shape[0], tensor->info->name);
     }
     for (i = 1; i < tensor->rank; i++) {
-        if (tensor->shape[i] && rows > UINT64_MAX / tensor->shape[i]) return gguf_fail(file, "tensor \"%.64s\": its dimensions overflow", tensor->name);
+        if (tensor->shape[i] && rows > UINT64_MAX / tensor->shape[i])
+            return gguf_fail(file, "tensor \"%.64s\": its dimensions overflow", tensor->name);
         rows *= tensor->shape[i];
     }
     if (tensor->info) {
@@ -225,7 +232,8 @@ static int gguf_take_tensor(gguf_file *file) {
     tensor = &file->tensors[file->num_tensors++];
     memset(tensor, 0, sizeof *tensor);
     if (!gguf_take_name(file, &tensor->name) || !gguf_take_u32(file, &tensor->rank)) return 0;
-    if (tensor->rank > GGUF_MAX_RANK) return gguf_fail(file, "tensor \"%.64s\": %u dimensions", tensor->name, (unsigned)tensor->rank);
+    if (tensor->rank > GGUF_MAX_RANK)
+        return gguf_fail(file, "tensor \"%.64s\": %u dimensions", tensor->name, (unsigned)tensor->rank);
     for (i = 0; i < GGUF_MAX_RANK; i++) tensor->shape[i] = 1;
     for (i = 0; i < tensor->rank; i++) {
         if (!gguf_take_u64(file, &tensor->shape[i])) return 0;
@@ -234,7 +242,9 @@ static int gguf_take_tensor(gguf_file *file) {
 }
 
 /* Both lists begin with their name or key. */
-static int gguf_by_name(const void *left, const void *right) { return strcmp(*(const char *const *)left, *(const char *const *)right); }
+static int gguf_by_name(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
 
 static int gguf_sort(gguf_file *file, void *list, size_t count, size_t element_size, const char *what) {
     size_t i;
@@ -248,7 +258,8 @@ static int gguf_sort(gguf_file *file, void *list, size_t count, size_t element_s
 }
 
 static const gguf_pair *gguf_find_pair(const gguf_file *file, const char *key) {
-    return file->num_pairs ? (const gguf_pair *)bsearch(&key, file->pairs, file->num_pairs, sizeof *file->pairs, gguf_by_name) : NULL;
+    return file->num_pairs ? (const gguf_pair *)bsearch(&key, file->pairs, file->num_pairs, sizeof *file->pairs, gguf_by_name)
+                           : NULL;
 }
 
 /* Element `index` of a number or an array of numbers; true counts 1. Returns 0 when there is none. */
@@ -258,18 +269,24 @@ FILES_FUNCTION int gguf_number(const gguf_file *file, const char *key, uint64_t 
     if (!pair || !pair->value || pair->type == GGUF_STRING || index >= pair->count) return 0;
     value = (const char *)pair->value + index * gguf_value_size(pair->type);
     switch (pair->type) {
-#define GGUF_VALUE(which, type) case which: { type element; memcpy(&element, value, sizeof element); *number = (double)element; return 1; }
-    GGUF_VALUE(GGUF_UINT8, uint8_t)
-    GGUF_VALUE(GGUF_INT8, int8_t)
-    GGUF_VALUE(GGUF_UINT16, uint16_t)
-    GGUF_VALUE(GGUF_INT16, int16_t)
-    GGUF_VALUE(GGUF_UINT32, uint32_t)
-    GGUF_VALUE(GGUF_INT32, int32_t)
-    GGUF_VALUE(GGUF_FLOAT32, float)
-    GGUF_VALUE(GGUF_BOOL, uint8_t)
-    GGUF_VALUE(GGUF_UINT64, uint64_t)
-    GGUF_VALUE(GGUF_INT64, int64_t)
-    GGUF_VALUE(GGUF_FLOAT64, double)
+#define GGUF_VALUE(which, type)                                                                                                  \
+    case which: {                                                                                                                \
+        type element;                                                                                                            \
+        memcpy(&element, value, sizeof element);                                                                                 \
+        *number = (double)element;                                                                                               \
+        return 1;                                                                                                                \
+    }
+        GGUF_VALUE(GGUF_UINT8, uint8_t)
+        GGUF_VALUE(GGUF_INT8, int8_t)
+        GGUF_VALUE(GGUF_UINT16, uint16_t)
+        GGUF_VALUE(GGUF_INT16, int16_t)
+        GGUF_VALUE(GGUF_UINT32, uint32_t)
+        GGUF_VALUE(GGUF_INT32, int32_t)
+        GGUF_VALUE(GGUF_FLOAT32, float)
+        GGUF_VALUE(GGUF_BOOL, uint8_t)
+        GGUF_VALUE(GGUF_UINT64, uint64_t)
+        GGUF_VALUE(GGUF_INT64, int64_t)
+        GGUF_VALUE(GGUF_FLOAT64, double)
 #undef GGUF_VALUE
     default: return 0;
     }
@@ -283,7 +300,9 @@ FILES_FUNCTION const char *gguf_text(const gguf_file *file, const char *key) {
 
 /* NULL when there is no such tensor. */
 FILES_FUNCTION const gguf_tensor *gguf_find(const gguf_file *file, const char *name) {
-    return file->num_tensors ? (const gguf_tensor *)bsearch(&name, file->tensors, file->num_tensors, sizeof *file->tensors, gguf_by_name) : NULL;
+    return file->num_tensors
+               ? (const gguf_tensor *)bsearch(&name, file->tensors, file->num_tensors, sizeof *file->tensors, gguf_by_name)
+               : NULL;
 }
 
 /* Offsets count from the data's start, which is aligned, and are aligned themselves. */
@@ -299,9 +318,12 @@ static int gguf_check_layout(gguf_file *file) {
     start = (file->at + step - 1) / step * step;
     for (i = 0; i < file->num_tensors; i++) {
         gguf_tensor *tensor = &file->tensors[i];
-        if (tensor->offset % step) return gguf_fail(file, "tensor \"%.64s\": offset %llu isn't aligned to %llu", tensor->name, (unsigned long long)tensor->offset, (unsigned long long)step);
+        if (tensor->offset % step)
+            return gguf_fail(file, "tensor \"%.64s\": offset %llu isn't aligned to %llu", tensor->name,
+                             (unsigned long long)tensor->offset, (unsigned long long)step);
         if (start > file->size || tensor->offset > file->size - start || tensor->size > file->size - start - tensor->offset) {
-            return gguf_fail(file, "tensor \"%.64s\": %llu bytes at offset %llu lie beyond the file's end: is it cut?", tensor->name, (unsigned long long)tensor->size, (unsigned long long)tensor->offset);
+            return gguf_fail(file, "tensor \"%.64s\": %llu bytes at offset %llu lie beyond the file's end: is it cut?",
+                             tensor->name, (unsigned long long)tensor->size, (unsigned long long)tensor->offset);
         }
         tensor->offset += start;
     }
@@ -312,9 +334,11 @@ static int gguf_read_header(gguf_file *file) {
     char magic[4];
     uint32_t version;
     uint64_t num_tensors, num_pairs, i;
-    if (file->size < 24 || !gguf_take(file, magic, 4) || memcmp(magic, "GGUF", 4) != 0) return gguf_fail(file, "no GGUF file: it doesn't begin with GGUF");
+    if (file->size < 24 || !gguf_take(file, magic, 4) || memcmp(magic, "GGUF", 4) != 0)
+        return gguf_fail(file, "no GGUF file: it doesn't begin with GGUF");
     if (!gguf_take_u32(file, &version) || !gguf_take_u64(file, &num_tensors) || !gguf_take_u64(file, &num_pairs)) return 0;
-    if (version != 2 && version != 3) return gguf_fail(file, "GGUF version %u; 2 and 3, little-endian, can be read", (unsigned)version);
+    if (version != 2 && version != 3)
+        return gguf_fail(file, "GGUF version %u; 2 and 3, little-endian, can be read", (unsigned)version);
     for (i = 0; i < num_pairs; i++) { /* each takes bytes of the file, so a false count ends soon */
         if (!gguf_take_pair(file)) return 0;
     }
@@ -364,8 +388,10 @@ FILES_FUNCTION int gguf_open(gguf_file *file, const char *path) {
 
 /* `size` bytes of a tensor's data, from `offset` on. */
 FILES_FUNCTION int gguf_read(gguf_file *file, const gguf_tensor *tensor, void *to, uint64_t offset, size_t size) {
-    if (offset > tensor->size || size > tensor->size - offset) return gguf_fail(file, "tensor \"%.64s\" has %llu bytes", tensor->name, (unsigned long long)tensor->size);
-    if (!files_read(file->stream, tensor->offset + offset, to, size)) return gguf_fail(file, "tensor \"%.64s\" can't be read", tensor->name);
+    if (offset > tensor->size || size > tensor->size - offset)
+        return gguf_fail(file, "tensor \"%.64s\" has %llu bytes", tensor->name, (unsigned long long)tensor->size);
+    if (!files_read(file->stream, tensor->offset + offset, to, size))
+        return gguf_fail(file, "tensor \"%.64s\" can't be read", tensor->name);
     return 1;
 }
 

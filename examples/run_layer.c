@@ -5,8 +5,8 @@
       build/run_layer Qwen3-30B-A3B --layer 7 --tokens 8
       build/run_layer gpt-oss-20b-mxfp4.gguf --layer 0 --activations x.f32 --output y.f32
 
-  From names to arrays: layer_tensors.h. From the model's numbers to a description: config.h and moe_route_preset(). This file puts
-  the arrays on the device, computes the router's logits, and runs the layer.
+  From names to arrays: layer_tensors.h. From the model's numbers to a description: config.h and moe_route_preset(). This file
+  puts the arrays on the device, computes the router's logits, and runs the layer.
 */
 #define MOE_ROUTE_IMPLEMENTATION
 #include "moe_route.h"
@@ -81,7 +81,8 @@ static void must(const run *r, moe_route_status status) {
     if (status == MOE_ROUTE_OK) return;
     text[0] = 0;
     if (r->context) moe_route_message(r->context, text, sizeof text);
-    die(status == MOE_ROUTE_ERROR_NO_COMPILER ? EXIT_NO_COMPILER : EXIT_WRONG, "%s", text[0] ? text : moe_route_status_name(status));
+    die(status == MOE_ROUTE_ERROR_NO_COMPILER ? EXIT_NO_COMPILER : EXIT_WRONG, "%s",
+        text[0] ? text : moe_route_status_name(status));
 }
 
 static void must_gpu(const run *r, int result) {
@@ -187,13 +188,18 @@ static void describe(run *r) {
     if (r->files.is_gguf) {
         const int known = config_gguf_model(&r->files.gguf[0], r->asked.layer, &r->model, &architecture);
         if (!known && !r->asked.model_type) {
-            die(EXIT_WRONG, "general.architecture is %s: none that is known here, or with another expert_gating_func; --model-type can say what it is", architecture ? architecture : "missing");
+            die(EXIT_WRONG,
+                "general.architecture is %s: none that is known here, or with another expert_gating_func; --model-type can say "
+                "what it is",
+                architecture ? architecture : "missing");
         }
     } else {
         const cJSON *text = config_text_part(r->files.config);
         config_model(text, r->asked.layer, &r->model);
         if (!r->model.model_type) r->model.model_type = config_text(r->files.config, "model_type");
-        if (config_find(text, "moe_latent_size")) die(EXIT_WRONG, "the experts work on a projection of the layer's input (moe_latent_size), which this program doesn't compute");
+        if (config_find(text, "moe_latent_size"))
+            die(EXIT_WRONG,
+                "the experts work on a projection of the layer's input (moe_latent_size), which this program doesn't compute");
     }
     if (r->asked.model_type) r->model.model_type = r->asked.model_type;
     must_read(r, layer_open(&r->tensors, &r->files, r->asked.layer, r->model.num_experts));
@@ -201,24 +207,29 @@ static void describe(run *r) {
     r->model.intermediate_size = r->tensors.intermediate_size;
     must(r, moe_route_preset(r->context, &r->model, &r->desc));
     if (r->tensors.num_logits != r->desc.router.num_experts + r->desc.router.num_shared_experts) {
-        die(EXIT_WRONG, "%s has %u rows; by its configuration the model has %u experts", r->tensors.router->name, (unsigned)r->tensors.num_logits, (unsigned)r->desc.router.num_experts);
+        die(EXIT_WRONG, "%s has %u rows; by its configuration the model has %u experts", r->tensors.router->name,
+            (unsigned)r->tensors.num_logits, (unsigned)r->desc.router.num_experts);
     }
-    printf("Model       %s%s%s%s\n", r->model.model_type, architecture ? " (general.architecture " : "", architecture ? architecture : "", architecture ? ")" : "");
-    printf("Layer %-5u %u experts, top-%u, hidden size %u, intermediate size %u\n", (unsigned)r->asked.layer, (unsigned)r->desc.router.num_experts, (unsigned)r->desc.router.top_k,
-           (unsigned)r->tensors.hidden_size, (unsigned)r->tensors.intermediate_size);
+    printf("Model       %s%s%s%s\n", r->model.model_type, architecture ? " (general.architecture " : "",
+           architecture ? architecture : "", architecture ? ")" : "");
+    printf("Layer %-5u %u experts, top-%u, hidden size %u, intermediate size %u\n", (unsigned)r->asked.layer,
+           (unsigned)r->desc.router.num_experts, (unsigned)r->desc.router.top_k, (unsigned)r->tensors.hidden_size,
+           (unsigned)r->tensors.intermediate_size);
 }
 
 /* ---- the layer ---- */
 
 static const char *format_name(moe_route_format format) {
     static const char *const plain[] = {"none", "F32", "F16", "BF16", "INT8", "INT4", "FP8", "MXFP4", "NVFP4"};
-    const gguf_type_info *info = format > MOE_ROUTE_FORMAT_GGUF ? gguf_find_type((uint32_t)(format - MOE_ROUTE_FORMAT_GGUF)) : NULL;
+    const gguf_type_info *info = format > MOE_ROUTE_FORMAT_GGUF ? gguf_find_type((uint32_t)(format - MOE_ROUTE_FORMAT_GGUF))
+                                                                : NULL;
     return info ? info->name : plain[format];
 }
 
 static void take_matrix(run *r, const char *name, layer_matrix *m, moe_route_weights *weights) {
     printf("  %-9s %s %u x %u", name, format_name(m->weights.format), (unsigned)m->rows, (unsigned)m->inner);
-    if (m->weights.group_size) printf(", a scale for %u inputs%s", (unsigned)m->weights.group_size, m->weights.group_rows > 1 ? " of 128 rows" : "");
+    if (m->weights.group_size)
+        printf(", a scale for %u inputs%s", (unsigned)m->weights.group_size, m->weights.group_rows > 1 ? " of 128 rows" : "");
     else if (m->scales.data && m->weights.format <= MOE_ROUTE_FORMAT_FP8) printf(", a scale a row");
     printf("%s%s\n            from %s\n", m->zero_points.data ? ", zero points" : "", m->bias.data ? ", bias" : "", m->text);
     *weights = m->weights;
@@ -234,7 +245,8 @@ static void make_layer(run *r) {
     moe_route_experts *experts = &r->desc.experts;
     char text[160];
     must_read(r, layer_load(l, &r->desc));
-    printf("  %-9s %s %s%s%s\n", "router", l->router->name, checkpoint_describe(l->router, text, sizeof text), l->logit_bias.data ? ", bias" : "", l->selection_bias.data ? ", selection bias" : "");
+    printf("  %-9s %s %s%s%s\n", "router", l->router->name, checkpoint_describe(l->router, text, sizeof text),
+           l->logit_bias.data ? ", bias" : "", l->selection_bias.data ? ", selection bias" : "");
     r->desc.router.logit_bias = memory_take(r, &l->logit_bias);
     r->desc.router.selection_bias = memory_take(r, &l->selection_bias);
     r->desc.router.expert_scale = memory_take(r, &l->expert_scale);
@@ -273,27 +285,32 @@ static void make_input(run *r) {
         const uint64_t row = (uint64_t)hidden * sizeof(float);
         if (!file) die(EXIT_WRONG, "%s can't be opened", r->asked.activations);
         if (!files_size(file, &size) || size == 0 || size % row) {
-            die(EXIT_WRONG, "%s has %llu bytes; tokens of %u f32 numbers (%llu bytes) are expected", r->asked.activations, (unsigned long long)size, (unsigned)hidden, (unsigned long long)row);
+            die(EXIT_WRONG, "%s has %llu bytes; tokens of %u f32 numbers (%llu bytes) are expected", r->asked.activations,
+                (unsigned long long)size, (unsigned)hidden, (unsigned long long)row);
         }
         if (r->asked.num_tokens == 0 && size / row <= MAX_TOKENS) r->asked.num_tokens = (uint32_t)(size / row);
         if (r->asked.num_tokens == 0 || r->asked.num_tokens > size / row) {
-            die(EXIT_WRONG, "%s has %llu tokens; 1 to %d can be run, and --tokens may ask for no more than it has", r->asked.activations, (unsigned long long)(size / row), (int)MAX_TOKENS);
+            die(EXIT_WRONG, "%s has %llu tokens; 1 to %d can be run, and --tokens may ask for no more than it has",
+                r->asked.activations, (unsigned long long)(size / row), (int)MAX_TOKENS);
         }
         r->x = (float *)allocate((uint64_t)r->asked.num_tokens * hidden, sizeof(float));
-        if (!files_read(file, 0, r->x, (size_t)r->asked.num_tokens * hidden * sizeof(float))) die(EXIT_WRONG, "%s can't be read", r->asked.activations);
+        if (!files_read(file, 0, r->x, (size_t)r->asked.num_tokens * hidden * sizeof(float)))
+            die(EXIT_WRONG, "%s can't be read", r->asked.activations);
         fclose(file);
         printf("Input       %u tokens of %s\n", (unsigned)r->asked.num_tokens, r->asked.activations);
     } else {
         if (r->asked.num_tokens == 0) r->asked.num_tokens = 4;
         r->x = (float *)allocate((uint64_t)r->asked.num_tokens * hidden, sizeof(float));
         for (i = 0; i < (uint64_t)r->asked.num_tokens * hidden; i++) r->x[i] = random_normal(&state);
-        printf("Input       %u tokens, normal with deviation 1, seed %llu\n", (unsigned)r->asked.num_tokens, (unsigned long long)r->asked.seed);
+        printf("Input       %u tokens, normal with deviation 1, seed %llu\n", (unsigned)r->asked.num_tokens,
+               (unsigned long long)r->asked.seed);
     }
 }
 
 /* x as the layer stores it, and r->x what that means. */
 static moe_route_address store_input(run *r) {
-    const size_t count = (size_t)r->asked.num_tokens * r->tensors.hidden_size, size = count * quantize_dtype_size(storage(r->asked.dtype));
+    const size_t count = (size_t)r->asked.num_tokens * r->tensors.hidden_size,
+                 size = count * quantize_dtype_size(storage(r->asked.dtype));
     void *stored = allocate(size, 1);
     moe_route_address address;
     quantize_convert(stored, storage(r->asked.dtype), r->x, QUANTIZE_F32, count);
@@ -306,11 +323,14 @@ static moe_route_address store_input(run *r) {
 /* What Gemma-4's router sees: x over its root mean square, scaled by input and by 1 / sqrt(H). */
 static void normalise(const run *r, const float *x, float *to) {
     const uint32_t hidden = r->tensors.hidden_size;
-    const double epsilon = r->files.is_gguf ? config_gguf_number(&r->files.gguf[0], "attention.layer_norm_rms_epsilon", 0, 1e-6) : config_number(config_text_part(r->files.config), "rms_norm_eps", 0);
+    const double epsilon = r->files.is_gguf ? config_gguf_number(&r->files.gguf[0], "attention.layer_norm_rms_epsilon", 0, 1e-6)
+                                            : config_number(config_text_part(r->files.config), "rms_norm_eps", 0);
     double sum = 0;
     uint32_t n;
     for (n = 0; n < hidden; n++) sum += (double)x[n] * (double)x[n];
-    for (n = 0; n < hidden; n++) to[n] = (float)((double)x[n] / sqrt(sum / hidden + epsilon) * (double)((const float *)r->tensors.router_scale.data)[n] / sqrt(hidden));
+    for (n = 0; n < hidden; n++)
+        to[n] = (float)((double)x[n] / sqrt(sum / hidden + epsilon) * (double)((const float *)r->tensors.router_scale.data)[n] /
+                        sqrt(hidden));
 }
 
 /* logits[t] = router @ x[t]; the bias, the soft-cap and all that follows are the library's. */
@@ -459,7 +479,8 @@ static void usage_error(const char *what, const char *option) {
 static uint64_t parse_number(const char *option, const char *text, uint64_t least, uint64_t most) {
     char *end;
     const unsigned long long number = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || number < least || number > most) usage_error("a number that can't be is given with ", option);
+    if (*text < '0' || *text > '9' || *end || number < least || number > most)
+        usage_error("a number that can't be is given with ", option);
     return number;
 }
 
@@ -519,7 +540,8 @@ int main(int argc, char **argv) {
     moe_route_address x;
     parse_options(&r.asked, argc, argv);
     must_read(&r, checkpoint_open(&r.files, r.asked.path, r.asked.config, r.asked.layer, r.asked.prefix));
-    printf("Checkpoint  %s: %lu tensors%s in %u file%s\n", r.asked.path, (unsigned long)r.files.num_tensors, r.files.is_gguf ? "" : " of the layer", (unsigned)r.files.num_files, r.files.num_files == 1 ? "" : "s");
+    printf("Checkpoint  %s: %lu tensors%s in %u file%s\n", r.asked.path, (unsigned long)r.files.num_tensors,
+           r.files.is_gguf ? "" : " of the layer", (unsigned)r.files.num_files, r.files.num_files == 1 ? "" : "s");
     open_device(&r);
     describe(&r);
     make_input(&r);

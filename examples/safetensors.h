@@ -61,9 +61,9 @@ typedef struct safetensors_dtype_info {
 
 /* In the order of safetensors_dtype. */
 static const safetensors_dtype_info safetensors_dtypes[SAFETENSORS_NUM_DTYPES] = {
-    {"BOOL", 8}, {"F4", 4},       {"F6_E2M3", 6},      {"F6_E3M2", 6}, {"U8", 8},           {"I8", 8},  {"F8_E4M3", 8}, {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2", 8}, {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"U16", 16},   {"I16", 16},         {"F16", 16}, {"BF16", 16},  {"U32", 32},
-    {"I32", 32}, {"F32", 32},     {"U64", 64},         {"I64", 64},    {"F64", 64},         {"C64", 64}};
+    {"BOOL", 8}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8}, {"I8", 8}, {"F8_E4M3", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2", 8}, {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"U16", 16}, {"I16", 16}, {"F16", 16}, {"BF16", 16}, {"U32", 32},
+    {"I32", 32}, {"F32", 32}, {"U64", 64}, {"I64", 64}, {"F64", 64}, {"C64", 64}};
 
 typedef struct safetensors_tensor {
     const char *name;
@@ -136,17 +136,20 @@ static int safetensors_size(safetensors_file *file, const char *name, const cJSO
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) || item->valuedouble != floor(item->valuedouble)) {
         return safetensors_fail(file, "tensor \"%.64s\": shape and data_offsets must be whole numbers", name);
     }
-    if (item->valuedouble >= SAFETENSORS_MAX_SIZE || item->valuedouble > (double)(SIZE_MAX / 2)) return safetensors_fail(file, "tensor \"%.64s\": a number is too large", name);
+    if (item->valuedouble >= SAFETENSORS_MAX_SIZE || item->valuedouble > (double)(SIZE_MAX / 2))
+        return safetensors_fail(file, "tensor \"%.64s\": a number is too large", name);
     *value = (size_t)item->valuedouble;
     return 1;
 }
 
-static int safetensors_sizes(safetensors_file *file, const char *name, const cJSON *list, size_t *values, size_t capacity, size_t *count) {
+static int safetensors_sizes(safetensors_file *file, const char *name, const cJSON *list, size_t *values, size_t capacity,
+                             size_t *count) {
     const cJSON *item;
     *count = 0;
     if (!cJSON_IsArray(list)) return safetensors_fail(file, "tensor \"%.64s\": shape and data_offsets must be lists", name);
     for (item = list->child; item; item = item->next) {
-        if (*count == capacity) return safetensors_fail(file, "tensor \"%.64s\": more than %lu numbers in a list", name, (unsigned long)capacity);
+        if (*count == capacity)
+            return safetensors_fail(file, "tensor \"%.64s\": more than %lu numbers in a list", name, (unsigned long)capacity);
         if (!safetensors_size(file, name, item, &values[(*count)++])) return 0;
     }
     return 1;
@@ -186,9 +189,11 @@ static int safetensors_entry(safetensors_file *file, const cJSON *entry, safeten
             found[i] = item;
         }
     }
-    if (!cJSON_IsString(found[0]) || !found[1] || !found[2]) return safetensors_fail(file, "tensor \"%.64s\" lacks its dtype, shape or data_offsets", tensor->name);
+    if (!cJSON_IsString(found[0]) || !found[1] || !found[2])
+        return safetensors_fail(file, "tensor \"%.64s\" lacks its dtype, shape or data_offsets", tensor->name);
     for (i = 0; i < SAFETENSORS_NUM_DTYPES && strcmp(found[0]->valuestring, safetensors_dtypes[i].name) != 0; i++) {}
-    if (i == SAFETENSORS_NUM_DTYPES) return safetensors_fail(file, "tensor \"%.64s\": unknown dtype \"%.32s\"", tensor->name, found[0]->valuestring);
+    if (i == SAFETENSORS_NUM_DTYPES)
+        return safetensors_fail(file, "tensor \"%.64s\": unknown dtype \"%.32s\"", tensor->name, found[0]->valuestring);
     tensor->dtype = (safetensors_dtype)i;
     if (!safetensors_sizes(file, tensor->name, found[1], tensor->shape, SAFETENSORS_MAX_RANK, &tensor->rank)) return 0;
     if (!safetensors_sizes(file, tensor->name, found[2], offsets, 2, &count)) return 0;
@@ -320,7 +325,8 @@ static int safetensors_read_file(safetensors_file *file, int with_data) {
     done = files_read(file->stream, 8, text, (size_t)file->header_size) ? 1 : safetensors_fail(file, "read error");
     if (done && with_data) {
         done = safetensors_take_data(file);
-        if (done && !files_read(file->stream, 8 + file->header_size, file->data, (size_t)file->data_size)) done = safetensors_fail(file, "read error");
+        if (done && !files_read(file->stream, 8 + file->header_size, file->data, (size_t)file->data_size))
+            done = safetensors_fail(file, "read error");
     }
     if (done) done = safetensors_read_header(file, text);
     free(text);
@@ -340,13 +346,18 @@ static int safetensors_open_file(safetensors_file *file, const char *path, int w
 FILES_FUNCTION int safetensors_open(safetensors_file *file, const char *path) { return safetensors_open_file(file, path, 1); }
 
 /* Reads the header alone. */
-FILES_FUNCTION int safetensors_open_header(safetensors_file *file, const char *path) { return safetensors_open_file(file, path, 0); }
+FILES_FUNCTION int safetensors_open_header(safetensors_file *file, const char *path) {
+    return safetensors_open_file(file, path, 0);
+}
 
 /* After safetensors_open_header(): `size` bytes of a tensor's data, from `offset` on. */
-FILES_FUNCTION int safetensors_read(safetensors_file *file, const safetensors_tensor *tensor, void *to, size_t offset, size_t size) {
+FILES_FUNCTION int safetensors_read(safetensors_file *file, const safetensors_tensor *tensor, void *to, size_t offset,
+                                    size_t size) {
     const size_t length = tensor->end - tensor->begin;
-    if (offset > length || size > length - offset) return safetensors_fail(file, "tensor \"%.64s\" has %lu bytes", tensor->name, (unsigned long)length);
-    if (!files_read(file->stream, 8 + file->header_size + tensor->begin + offset, to, size)) return safetensors_fail(file, "tensor \"%.64s\" can't be read", tensor->name);
+    if (offset > length || size > length - offset)
+        return safetensors_fail(file, "tensor \"%.64s\" has %lu bytes", tensor->name, (unsigned long)length);
+    if (!files_read(file->stream, 8 + file->header_size + tensor->begin + offset, to, size))
+        return safetensors_fail(file, "tensor \"%.64s\" can't be read", tensor->name);
     return 1;
 }
 

@@ -36,7 +36,8 @@ static void put_header(image *file, uint32_t version, uint64_t num_tensors, uint
     put_u64(file, num_pairs);
 }
 
-static void put_tensor(image *file, const char *name, uint32_t type, uint32_t rank, uint64_t d0, uint64_t d1, uint64_t d2, uint64_t offset) {
+static void put_tensor(image *file, const char *name, uint32_t type, uint32_t rank, uint64_t d0, uint64_t d1, uint64_t d2,
+                       uint64_t offset) {
     const uint64_t shape[3] = {d0, d1, d2};
     put_text(file, name);
     put_u32(file, rank);
@@ -72,7 +73,8 @@ static void put_everything(image *file) {
     put_text(file, "i64"), put_u32(file, GGUF_INT64), put(file, &i64, 8);
     put_text(file, "yes"), put_u32(file, GGUF_BOOL), put(file, "\1", 1);
     put_text(file, "floats"), put_u32(file, GGUF_ARRAY), put_u32(file, GGUF_FLOAT32), put_u64(file, 3), put(file, array, 12);
-    put_text(file, "words"), put_u32(file, GGUF_ARRAY), put_u32(file, GGUF_STRING), put_u64(file, 2), put_text(file, "one"), put_text(file, "");
+    put_text(file, "words"), put_u32(file, GGUF_ARRAY), put_u32(file, GGUF_STRING), put_u64(file, 2), put_text(file, "one"),
+        put_text(file, "");
     put_text(file, "none"), put_u32(file, GGUF_ARRAY), put_u32(file, GGUF_INT32), put_u64(file, 0);
     put_tensor(file, "blk.0.w", 8, 3, 32, 2, 3, 64); /* Q8_0, 204 bytes */
     put_tensor(file, "a", GGUF_TYPE_F32, 1, 16, 0, 0, 0);
@@ -115,11 +117,15 @@ TEST(reads_keys) {
     size_t i;
     put_everything(&memory);
     REQUIRE(open_bytes(&file, memory.bytes, memory.size), "%s", file.error);
-    CHECK(gguf_text(&file, "general.architecture") && strcmp(gguf_text(&file, "general.architecture"), "llama") == 0, "the text is wrong");
+    CHECK(gguf_text(&file, "general.architecture") && strcmp(gguf_text(&file, "general.architecture"), "llama") == 0,
+          "the text is wrong");
     for (i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        CHECK(gguf_number(&file, numbers[i].key, numbers[i].index, &number) && number == numbers[i].value, "%s is %g", numbers[i].key, number);
-    CHECK(!gguf_number(&file, "floats", 3, &number) && !gguf_number(&file, "none", 0, &number) && !gguf_number(&file, "words", 0, &number) && !gguf_number(&file, "x", 0, &number) &&
-              !gguf_number(&file, "general.architecture", 0, &number), "a number where there is none");
+        CHECK(gguf_number(&file, numbers[i].key, numbers[i].index, &number) && number == numbers[i].value, "%s is %g",
+              numbers[i].key, number);
+    CHECK(!gguf_number(&file, "floats", 3, &number) && !gguf_number(&file, "none", 0, &number) &&
+              !gguf_number(&file, "words", 0, &number) && !gguf_number(&file, "x", 0, &number) &&
+              !gguf_number(&file, "general.architecture", 0, &number),
+          "a number where there is none");
     CHECK(!gguf_text(&file, "words") && !gguf_text(&file, "f32") && !gguf_text(&file, ""), "a text where there is none");
     close_bytes(&file);
 }
@@ -135,8 +141,11 @@ TEST(reads_tensors) {
     one = gguf_find(&file, "one");
     future = gguf_find(&file, "future");
     REQUIRE(w && one && future && gguf_find(&file, "a") && !gguf_find(&file, "b") && !gguf_find(&file, ""), "names go wrong");
-    CHECK(w->info && strcmp(w->info->name, "Q8_0") == 0 && w->rank == 3 && w->shape[0] == 32 && w->shape[1] == 2 && w->shape[2] == 3 && w->shape[3] == 1 && w->size == 204, "w is described wrongly");
-    CHECK(gguf_read(&file, w, bytes, 0, 204) && bytes[0] == 64 && bytes[1] == 65 && bytes[191] == 255, "w's data are wrong: %s", file.error);
+    CHECK(w->info && strcmp(w->info->name, "Q8_0") == 0 && w->rank == 3 && w->shape[0] == 32 && w->shape[1] == 2 &&
+              w->shape[2] == 3 && w->shape[3] == 1 && w->size == 204,
+          "w is described wrongly");
+    CHECK(gguf_read(&file, w, bytes, 0, 204) && bytes[0] == 64 && bytes[1] == 65 && bytes[191] == 255, "w's data are wrong: %s",
+          file.error);
     CHECK(gguf_read(&file, w, bytes, 100, 2) && bytes[0] == 164, "a part of w is wrong");
     CHECK(!gguf_read(&file, w, bytes, 100, 105) && !gguf_read(&file, w, bytes, 205, 0), "read beyond a tensor");
     CHECK(one->size == 2 && one->shape[0] == 1, "the single value has %lu bytes", (unsigned long)one->size);
@@ -145,17 +154,51 @@ TEST(reads_tensors) {
 }
 
 TEST(refuses_bad_files) {
-    static const char *const messages[] = {
-        "doesn't begin with GGUF", "version 1", "version 50331648", "ends within", "ends within", "a name of 0 bytes", "a name of 65536 bytes", "0 character", "unknown type 13", "unknown type 9",
-        "array of 4611686018427387904", "array of 100", "two keys", "two tensors", "5 dimensions", "no whole blocks", "overflow", "overflow", "overflow", "isn't aligned", "beyond the file's end",
-        "beyond the file's end", "general.alignment is 0", "general.alignment is 48", "general.alignment is 0", "general.alignment is 131072", "beyond the file's end"};
+    static const char *const messages[] = {"doesn't begin with GGUF",
+                                           "version 1",
+                                           "version 50331648",
+                                           "ends within",
+                                           "ends within",
+                                           "a name of 0 bytes",
+                                           "a name of 65536 bytes",
+                                           "0 character",
+                                           "unknown type 13",
+                                           "unknown type 9",
+                                           "array of 4611686018427387904",
+                                           "array of 100",
+                                           "two keys",
+                                           "two tensors",
+                                           "5 dimensions",
+                                           "no whole blocks",
+                                           "overflow",
+                                           "overflow",
+                                           "overflow",
+                                           "isn't aligned",
+                                           "beyond the file's end",
+                                           "beyond the file's end",
+                                           "general.alignment is 0",
+                                           "general.alignment is 48",
+                                           "general.alignment is 0",
+                                           "general.alignment is 131072",
+                                           "beyond the file's end"};
     unsigned i;
     for (i = 0; i < sizeof messages / sizeof messages[0]; i++) {
         image memory;
         gguf_file file;
         char name[65536];
         int done;
-        put_header(&memory, i == 1 ? 1 : i == 2 ? 0x03000000 : 3, i == 3 ? UINT64_MAX : i == 13 ? 2 : i > 13 ? 1 : 0, i == 4 ? UINT64_MAX : i == 12 ? 2 : (i > 4 && i < 12) || (i > 21 && i < 26) ? 1 : 0);
+        put_header(&memory,
+                   i == 1   ? 1
+                   : i == 2 ? 0x03000000
+                            : 3,
+                   i == 3    ? UINT64_MAX
+                   : i == 13 ? 2
+                   : i > 13  ? 1
+                             : 0,
+                   i == 4                                    ? UINT64_MAX
+                   : i == 12                                 ? 2
+                   : (i > 4 && i < 12) || (i > 21 && i < 26) ? 1
+                                                             : 0);
         switch (i) {
         case 0: memory.bytes[0] = 'g'; break;
         case 5: put_u64(&memory, 0); break;
@@ -163,9 +206,14 @@ TEST(refuses_bad_files) {
         case 7: put_u64(&memory, 3), put(&memory, "a\0b", 3); break;
         case 8: put_text(&memory, "a"), put_u32(&memory, 13); break;
         case 9: put_text(&memory, "a"), put_u32(&memory, GGUF_ARRAY), put_u32(&memory, GGUF_ARRAY), put_u64(&memory, 1); break;
-        case 10: put_text(&memory, "a"), put_u32(&memory, GGUF_ARRAY), put_u32(&memory, GGUF_UINT64), put_u64(&memory, 1ull << 62); break;
+        case 10:
+            put_text(&memory, "a"), put_u32(&memory, GGUF_ARRAY), put_u32(&memory, GGUF_UINT64), put_u64(&memory, 1ull << 62);
+            break;
         case 11: put_text(&memory, "a"), put_u32(&memory, GGUF_ARRAY), put_u32(&memory, GGUF_UINT8), put_u64(&memory, 100); break;
-        case 12: put_text(&memory, "a"), put_u32(&memory, GGUF_UINT32), put_u32(&memory, 1), put_text(&memory, "a"), put_u32(&memory, GGUF_BOOL), put(&memory, "", 1); break;
+        case 12:
+            put_text(&memory, "a"), put_u32(&memory, GGUF_UINT32), put_u32(&memory, 1), put_text(&memory, "a"),
+                put_u32(&memory, GGUF_BOOL), put(&memory, "", 1);
+            break;
         case 13: put_tensor(&memory, "a", 0, 1, 0, 0, 0, 0), put_tensor(&memory, "a", 0, 1, 0, 0, 0, 0); break;
         case 14: put_tensor(&memory, "a", 0, 5, 1, 1, 1, 0); break;
         case 15: put_tensor(&memory, "a", 12, 1, 32, 0, 0, 0); break;
@@ -200,7 +248,8 @@ TEST(refuses_every_truncation) {
     put_everything(&memory);
     for (size = 0; size < memory.size; size++) {
         gguf_file file;
-        if (!CHECK(!open_bytes(&file, memory.bytes, size), "accepted when cut to %lu bytes", (unsigned long)size)) close_bytes(&file);
+        if (!CHECK(!open_bytes(&file, memory.bytes, size), "accepted when cut to %lu bytes", (unsigned long)size))
+            close_bytes(&file);
     }
 }
 
@@ -217,7 +266,8 @@ TEST(survives_random_damage) {
         put_everything(&memory);
         while (changes--) {
             const uint32_t at = random_below(&random, (uint32_t)memory.size);
-            memory.bytes[at] = random_below(&random, 2) ? (unsigned char)random_next(&random) : (unsigned char)(memory.bytes[at] ^ 1u << random_below(&random, 8));
+            memory.bytes[at] = random_below(&random, 2) ? (unsigned char)random_next(&random)
+                                                        : (unsigned char)(memory.bytes[at] ^ 1u << random_below(&random, 8));
         }
         if (!open_bytes(&file, memory.bytes, memory.size)) {
             CHECK(file.error[0], "round %u: refused without a message", round);
@@ -227,7 +277,8 @@ TEST(survives_random_damage) {
         for (i = 0; i < file.num_tensors; i++) {
             const gguf_tensor *tensor = &file.tensors[i];
             unsigned char *data = (unsigned char *)malloc(tensor->size ? (size_t)tensor->size : 1);
-            CHECK(data && gguf_find(&file, tensor->name) == tensor && gguf_read(&file, tensor, data, 0, (size_t)tensor->size), "round %u: %s", round, file.error);
+            CHECK(data && gguf_find(&file, tensor->name) == tensor && gguf_read(&file, tensor, data, 0, (size_t)tensor->size),
+                  "round %u: %s", round, file.error);
             free(data);
         }
         for (i = 0; i < file.num_pairs; i++) {

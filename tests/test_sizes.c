@@ -1,13 +1,13 @@
 /*
-  test_sizes.c: every weight format at 1, 8, 32, 128 and 256 experts, and at N and K from 32 to 8192, odd ones too where the format
-  allows: the stand-alone matmul, and the fused layer. What a stored weight stands for is said
+  test_sizes.c: every weight format at 1, 8, 32, 128 and 256 experts, and at N and K from 32 to 8192, odd ones too where the
+  format allows: the stand-alone matmul, and the fused layer. What a stored weight stands for is said
 
-      of F32, F16, BF16                          by quantize.h's conversions
-      of INT8, INT4, FP8, MXFP4, NVFP4           by support/weights.h, code by code
-      of GGUF                                    by the PyPI package gguf: matrices are made of the single blocks in tests/data/gguf.safetensors
+      of F32, F16, BF16                   by quantize.h's conversions
+      of INT8, INT4, FP8, MXFP4, NVFP4    by support/weights.h, code by code
+      of GGUF                             by the PyPI package gguf: its single blocks in tests/data/gguf.safetensors make matrices
 
-  and none of it by the library. Sums are f64's; inputs that are 1 at one place and 0 elsewhere show columns of weights, which must be
-  right to the last bit. Large matrices are never decoded as a whole: only rows of chosen experts are looked at.
+  and none of it by the library. Sums are f64's; inputs that are 1 at one place and 0 elsewhere show columns of weights, which
+  must be right to the last bit. Large matrices are never decoded as a whole: only rows of chosen experts are looked at.
   TEST_DEVICE chooses the device (a GPU gets matrices up to 2 GB), TEST_SIZE=small a selection for slow (emulated) devices,
   TEST_SEED other weights.
 */
@@ -35,12 +35,16 @@ typedef struct sized_format {
 } sized_format;
 
 static const sized_format formats[] = {
-    {"F32", MOE_ROUTE_FORMAT_F32, 1, 0}, {"F16", MOE_ROUTE_FORMAT_F16, 1, 0}, {"BF16", MOE_ROUTE_FORMAT_BF16, 1, 0}, {"INT8", MOE_ROUTE_FORMAT_INT8, 1, 0}, {"INT4", MOE_ROUTE_FORMAT_INT4, 2, 0},
-    {"FP8 by row", MOE_ROUTE_FORMAT_FP8, 1, 0}, {"FP8 by 128 x 128", MOE_ROUTE_FORMAT_FP8, 1, 128}, {"MXFP4", MOE_ROUTE_FORMAT_MXFP4, 32, 0}, {"NVFP4", MOE_ROUTE_FORMAT_NVFP4, 16, 0},
-    {"Q4_0", MOE_ROUTE_FORMAT_GGUF_Q4_0, 32, 0}, {"Q4_1", MOE_ROUTE_FORMAT_GGUF_Q4_1, 32, 0}, {"Q5_0", MOE_ROUTE_FORMAT_GGUF_Q5_0, 32, 0}, {"Q5_1", MOE_ROUTE_FORMAT_GGUF_Q5_1, 32, 0},
-    {"Q8_0", MOE_ROUTE_FORMAT_GGUF_Q8_0, 32, 0}, {"Q2_K", MOE_ROUTE_FORMAT_GGUF_Q2_K, 256, 0}, {"Q3_K", MOE_ROUTE_FORMAT_GGUF_Q3_K, 256, 0}, {"Q4_K", MOE_ROUTE_FORMAT_GGUF_Q4_K, 256, 0},
-    {"Q5_K", MOE_ROUTE_FORMAT_GGUF_Q5_K, 256, 0}, {"Q6_K", MOE_ROUTE_FORMAT_GGUF_Q6_K, 256, 0}, {"IQ4_NL", MOE_ROUTE_FORMAT_GGUF_IQ4_NL, 32, 0}, {"IQ4_XS", MOE_ROUTE_FORMAT_GGUF_IQ4_XS, 256, 0},
-    {"MXFP4", MOE_ROUTE_FORMAT_GGUF_MXFP4, 32, 0}};
+    {"F32", MOE_ROUTE_FORMAT_F32, 1, 0}, {"F16", MOE_ROUTE_FORMAT_F16, 1, 0}, {"BF16", MOE_ROUTE_FORMAT_BF16, 1, 0},
+    {"INT8", MOE_ROUTE_FORMAT_INT8, 1, 0}, {"INT4", MOE_ROUTE_FORMAT_INT4, 2, 0}, {"FP8 by row", MOE_ROUTE_FORMAT_FP8, 1, 0},
+    {"FP8 by 128 x 128", MOE_ROUTE_FORMAT_FP8, 1, 128}, {"MXFP4", MOE_ROUTE_FORMAT_MXFP4, 32, 0},
+    {"NVFP4", MOE_ROUTE_FORMAT_NVFP4, 16, 0}, {"Q4_0", MOE_ROUTE_FORMAT_GGUF_Q4_0, 32, 0},
+    {"Q4_1", MOE_ROUTE_FORMAT_GGUF_Q4_1, 32, 0}, {"Q5_0", MOE_ROUTE_FORMAT_GGUF_Q5_0, 32, 0},
+    {"Q5_1", MOE_ROUTE_FORMAT_GGUF_Q5_1, 32, 0}, {"Q8_0", MOE_ROUTE_FORMAT_GGUF_Q8_0, 32, 0},
+    {"Q2_K", MOE_ROUTE_FORMAT_GGUF_Q2_K, 256, 0}, {"Q3_K", MOE_ROUTE_FORMAT_GGUF_Q3_K, 256, 0},
+    {"Q4_K", MOE_ROUTE_FORMAT_GGUF_Q4_K, 256, 0}, {"Q5_K", MOE_ROUTE_FORMAT_GGUF_Q5_K, 256, 0},
+    {"Q6_K", MOE_ROUTE_FORMAT_GGUF_Q6_K, 256, 0}, {"IQ4_NL", MOE_ROUTE_FORMAT_GGUF_IQ4_NL, 32, 0},
+    {"IQ4_XS", MOE_ROUTE_FORMAT_GGUF_IQ4_XS, 256, 0}, {"MXFP4", MOE_ROUTE_FORMAT_GGUF_MXFP4, 32, 0}};
 enum { NUM_FORMATS = sizeof formats / sizeof formats[0], NUM_SIZES = 10, NUM_COUNTS = 5 };
 
 static const uint32_t expert_counts[NUM_COUNTS] = {1, 8, 32, 128, 256};
@@ -81,7 +85,8 @@ static uint32_t block_at(const sized_matrix *m, uint64_t index) {
 static double weight_at(const sized_matrix *m, uint32_t expert, uint32_t row, uint32_t k) {
     const size_t index = ((size_t)expert * m->shape.rows + row) * m->shape.inner + k;
     const moe_route_format format = m->weights.format;
-    if (format > MOE_ROUTE_FORMAT_GGUF) return (double)m->block_values_of[block_at(m, index / m->block_values) * m->block_values + index % m->block_values];
+    if (format > MOE_ROUTE_FORMAT_GGUF)
+        return (double)m->block_values_of[block_at(m, index / m->block_values) * m->block_values + index % m->block_values];
     if (format <= MOE_ROUTE_FORMAT_BF16) return (double)quantize_load(m->stored.data, (quantize_dtype)format, index);
     return (double)stored_value(&m->weights, &m->stored, &m->shape, 0, expert, row, k);
 }
@@ -102,7 +107,8 @@ static void fill_gguf(sized_matrix *m, const sized_format *format) {
     blocks = safetensors_find(&blocks_file, name);
     snprintf(name, sizeof name, "%s.single.values", format->name);
     values = safetensors_find(&blocks_file, name);
-    if (!blocks || !values || blocks->rank != 2 || values->rank != 2 || blocks->shape[0] != values->shape[0]) device_die("tests/data/gguf.safetensors lacks single blocks");
+    if (!blocks || !values || blocks->rank != 2 || values->rank != 2 || blocks->shape[0] != values->shape[0])
+        device_die("tests/data/gguf.safetensors lacks single blocks");
     m->num_blocks = (uint32_t)blocks->shape[0];
     m->block_bytes = (uint32_t)blocks->shape[1];
     m->block_values = (uint32_t)values->shape[1];
@@ -112,7 +118,8 @@ static void fill_gguf(sized_matrix *m, const sized_format *format) {
     m->stored.data_size = count * m->block_bytes;
     m->stored.data = malloc(m->stored.data_size);
     if (!m->stored.data) device_die("out of memory");
-    for (i = 0; i < count; i++) memcpy((char *)m->stored.data + i * m->block_bytes, m->blocks + (size_t)block_at(m, i) * m->block_bytes, m->block_bytes);
+    for (i = 0; i < count; i++)
+        memcpy((char *)m->stored.data + i * m->block_bytes, m->blocks + (size_t)block_at(m, i) * m->block_bytes, m->block_bytes);
 }
 
 /* Normal numbers; of a large matrix, the same ones at random. */
@@ -129,13 +136,15 @@ static void fill_plain(test_random *random, sized_matrix *m) {
     to = (unsigned char *)m->stored.data;
     for (i = 0; i < count; i += 5) {
         const uint64_t some = random_next(random);
-        for (j = 0; j < 5 && i + j < count; j++) memcpy(to + (i + j) * width, table + (some >> (4 + j * 12) & (TABLE - 1)) * width, width);
+        for (j = 0; j < 5 && i + j < count; j++)
+            memcpy(to + (i + j) * width, table + (some >> (4 + j * 12) & (TABLE - 1)) * width, width);
     }
     free(table);
 }
 
 /* `which` turns group sizes, zero points and the types of scales over. */
-static void sized_matrix_create(test_random *random, const sized_format *format, uint32_t which, uint32_t num_experts, uint32_t rows, uint32_t inner, sized_matrix *m) {
+static void sized_matrix_create(test_random *random, const sized_format *format, uint32_t which, uint32_t num_experts,
+                                uint32_t rows, uint32_t inner, sized_matrix *m) {
     static const uint32_t group_sizes[] = {32, 128, 0, 64, 16};
     static const moe_route_dtype scales[] = {MOE_ROUTE_F16, MOE_ROUTE_BF16, MOE_ROUTE_F32};
     moe_route_weights *w = &m->weights;
@@ -171,8 +180,10 @@ static moe_route_dtype dtype_of(uint32_t which) {
     return dtypes[which % 3];
 }
 
-/* x of `num_tokens`, normal, but for the last `num_single`, which are 1 at one input: the last, then any. `values` is what is stored. */
-static void *random_input(test_random *random, uint32_t num_tokens, uint32_t num_single, uint32_t inner, moe_route_dtype dtype, float *values) {
+/* x of `num_tokens`, normal, but for the last `num_single`, which are 1 at one input: the last, then any. `values` is what is
+   stored. */
+static void *random_input(test_random *random, uint32_t num_tokens, uint32_t num_single, uint32_t inner, moe_route_dtype dtype,
+                          float *values) {
     void *stored = model_random_array(random, (size_t)num_tokens * inner, dtype, 1.0f, values);
     uint32_t t, k;
     for (t = num_tokens - num_single; t < num_tokens; t++) {
@@ -188,7 +199,8 @@ static void *random_input(test_random *random, uint32_t num_tokens, uint32_t num
 /* ---- the matmul ---- */
 
 /* Rows of the output of one pair against f64: all of them where x is a single 1, otherwise the first, the last and some. */
-static void check_pair(test_random *random, const sized_matrix *m, int is_single, uint32_t expert, const float *x, const void *out, size_t pair, moe_route_dtype dtype, const char *what) {
+static void check_pair(test_random *random, const sized_matrix *m, int is_single, uint32_t expert, const float *x,
+                       const void *out, size_t pair, moe_route_dtype dtype, const char *what) {
     enum { SAMPLES = 40 };
     const uint32_t rows = m->shape.rows;
     float got[SAMPLES], want[SAMPLES], rounded;
@@ -198,7 +210,10 @@ static void check_pair(test_random *random, const sized_matrix *m, int is_single
         for (n = 0; n < rows; n++) {
             const float value = quantize_load(out, model_storage(dtype), pair * rows + n);
             quantize_store(&rounded, model_storage(dtype), 0, (float)weight_at(m, expert, n, k));
-            if (!CHECK(value == quantize_load(&rounded, model_storage(dtype), 0), "%s: expert %u row %u input %u is %.9g instead of %.9g", what, expert, n, k, (double)value, weight_at(m, expert, n, k))) return;
+            if (!CHECK(value == quantize_load(&rounded, model_storage(dtype), 0),
+                       "%s: expert %u row %u input %u is %.9g instead of %.9g", what, expert, n, k, (double)value,
+                       weight_at(m, expert, n, k)))
+                return;
         }
         return;
     }
@@ -207,13 +222,16 @@ static void check_pair(test_random *random, const sized_matrix *m, int is_single
         got[i] = quantize_load(out, model_storage(dtype), pair * rows + n);
         want[i] = (float)dot(m, expert, n, x);
     }
-    CHECK(relative_error(got, want, SAMPLES) <= model_bound(dtype), "%s: expert %u: relative error %.3g", what, expert, relative_error(got, want, SAMPLES));
+    CHECK(relative_error(got, want, SAMPLES) <= model_bound(dtype), "%s: expert %u: relative error %.3g", what, expert,
+          relative_error(got, want, SAMPLES));
 }
 
 static void check_matmul(const sized_format *format, uint32_t which, uint32_t num_experts, uint32_t rows, uint32_t inner) {
     const moe_route_dtype dtype = dtype_of(which);
-    const int large = device.kind == MOE_ROUTE_DEVICE_CPU && (uint64_t)rows * inner > 3000000; /* slow on a CPU: a token of each kind */
-    const uint32_t num_tokens = large ? 2 : 5, num_single = large ? 1 : 2, top_k = num_experts == 1 || large ? 1 : 2, num_pairs = num_tokens * top_k;
+    const int large = device.kind == MOE_ROUTE_DEVICE_CPU &&
+                      (uint64_t)rows * inner > 3000000; /* slow on a CPU: a token of each kind */
+    const uint32_t num_tokens = large ? 2 : 5, num_single = large ? 1 : 2, top_k = num_experts == 1 || large ? 1 : 2,
+                   num_pairs = num_tokens * top_k;
     float *values = (float *)model_alloc((size_t)num_tokens * inner * 4);
     device_buffer x_buffer, out_buffer, id_buffer, workspace;
     moe_route_layer *layer = NULL;
@@ -226,7 +244,8 @@ static void check_matmul(const sized_format *format, uint32_t which, uint32_t nu
     size_t size = 0;
     uint32_t p;
     char what[128];
-    snprintf(what, sizeof what, "%s, %u experts, N %u, K %u, dtype %d, choices %u", format->name, num_experts, rows, inner, (int)dtype, which);
+    snprintf(what, sizeof what, "%s, %u experts, N %u, K %u, dtype %d, choices %u", format->name, num_experts, rows, inner,
+             (int)dtype, which);
     random_seed(&random, which * 1000 + num_experts);
     sized_matrix_create(&random, format, which, num_experts, rows, inner, &m);
     memset(&desc, 0, sizeof desc);
@@ -238,7 +257,8 @@ static void check_matmul(const sized_format *format, uint32_t which, uint32_t nu
     desc.experts.down = m.weights;
     desc.max_tokens = num_tokens;
     desc.operations = MOE_ROUTE_OPERATION_MATMUL;
-    for (p = 0; p < num_pairs; p++) ids[p] = (int32_t)(p == 0 ? num_experts - 1 : p == 1 ? 0 : random_below(&random, num_experts));
+    for (p = 0; p < num_pairs; p++)
+        ids[p] = (int32_t)(p == 0 ? num_experts - 1 : p == 1 ? 0 : random_below(&random, num_experts));
     x = random_input(&random, num_tokens, num_single, inner, dtype, values);
     x_buffer = device_create_aligned(&device, (size_t)num_tokens * inner * model_dtype_size(dtype), 16);
     device_upload(&device, &x_buffer, x, x_buffer.size);
@@ -259,7 +279,9 @@ static void check_matmul(const sized_format *format, uint32_t which, uint32_t nu
         CHECK(moe_route_matmul(layer, &args) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
         device_synchronize(&device);
         device_download(&device, out, &out_buffer, out_buffer.size);
-        for (p = 0; p < num_pairs; p++) check_pair(&random, &m, p / top_k >= num_tokens - num_single, (uint32_t)ids[p], values + (size_t)(p / top_k) * inner, out, p, dtype, what);
+        for (p = 0; p < num_pairs; p++)
+            check_pair(&random, &m, p / top_k >= num_tokens - num_single, (uint32_t)ids[p], values + (size_t)(p / top_k) * inner,
+                       out, p, dtype, what);
         device_destroy(&device, &workspace);
     }
     moe_route_layer_destroy(layer);
@@ -314,14 +336,16 @@ static void check_layer(const sized_format *format, uint32_t which, uint32_t num
     moe_route_layer_args args;
     sized_matrix gate_up, down;
     test_random random;
-    float *values = (float *)model_alloc(TOKENS * hidden * 4), *logits = (float *)model_alloc(TOKENS * num_experts * 4), *got = (float *)model_alloc(TOKENS * hidden * 4), *want = (float *)model_alloc(TOKENS * hidden * 4);
+    float *values = (float *)model_alloc(TOKENS * hidden * 4), *logits = (float *)model_alloc(TOKENS * num_experts * 4),
+          *got = (float *)model_alloc(TOKENS * hidden * 4), *want = (float *)model_alloc(TOKENS * hidden * 4);
     float *h = (float *)model_alloc(columns * 4), *meaning = (float *)model_alloc(columns * 4), weights[2 * TOKENS];
     int32_t ids[2 * TOKENS];
     void *x, *out = model_alloc(TOKENS * hidden * 4);
     size_t size = 0;
     uint32_t t, j, n, i;
     char what[128];
-    snprintf(what, sizeof what, "%s, %u experts, hidden size %u, intermediate size %u, dtype %d, choices %u", format->name, num_experts, hidden, columns, (int)dtype, which);
+    snprintf(what, sizeof what, "%s, %u experts, hidden size %u, intermediate size %u, dtype %d, choices %u", format->name,
+             num_experts, hidden, columns, (int)dtype, which);
     random_seed(&random, which * 1000 + num_experts + 500);
     sized_matrix_create(&random, format, which, num_experts, 2 * columns, hidden, &gate_up);
     sized_matrix_create(&random, format, which, num_experts, hidden, columns, &down);
@@ -368,13 +392,16 @@ static void check_layer(const sized_format *format, uint32_t which, uint32_t num
             for (j = 0; j < top_k; j++) {
                 const uint32_t expert = (uint32_t)ids[t * top_k + j];
                 for (n = 0; n < columns; n++) {
-                    const double gate = dot(&gate_up, expert, n, values + t * hidden), up = dot(&gate_up, expert, n + columns, values + t * hidden);
+                    const double gate = dot(&gate_up, expert, n, values + t * hidden),
+                                 up = dot(&gate_up, expert, n + columns, values + t * hidden);
                     quantize_store(h, storage, n, (float)(gate / (1 + exp(-gate)) * up));
                 }
                 quantize_convert(meaning, QUANTIZE_F32, h, storage, columns);
-                for (n = 0; n < hidden; n++) want[t * hidden + n] += (float)((double)weights[t * top_k + j] * dot(&down, expert, n, meaning));
+                for (n = 0; n < hidden; n++)
+                    want[t * hidden + n] += (float)((double)weights[t * top_k + j] * dot(&down, expert, n, meaning));
             }
-        CHECK(relative_error(got, want, TOKENS * hidden) <= model_bound(dtype), "%s: relative error %.3g", what, relative_error(got, want, TOKENS * hidden));
+        CHECK(relative_error(got, want, TOKENS * hidden) <= model_bound(dtype), "%s: relative error %.3g", what,
+              relative_error(got, want, TOKENS * hidden));
         device_destroy(&device, &workspace);
     }
     moe_route_layer_destroy(layer);
@@ -397,7 +424,8 @@ TEST(layers_of_every_number_of_experts) {
     for (f = 0; f < NUM_FORMATS; f++) {
         const uint32_t *inner = inner_of(&formats[f]);
         for (i = 0; i < NUM_COUNTS; i++) {
-            const uint32_t count = expert_counts[(i + f) % NUM_COUNTS], hidden = inner[formats[f].step == 256 ? i % 2 : i], columns = inner[formats[f].step == 256 ? (i + 1) % 2 : (i * 2 + 1) % NUM_COUNTS];
+            const uint32_t count = expert_counts[(i + f) % NUM_COUNTS], hidden = inner[formats[f].step == 256 ? i % 2 : i],
+                           columns = inner[formats[f].step == 256 ? (i + 1) % 2 : (i * 2 + 1) % NUM_COUNTS];
             if (small_size && (f % 4 != 1 || i != 1)) continue;
             check_layer(&formats[f], f + i, small_size && count > 32 ? 32 : count, hidden, columns);
         }
