@@ -119,8 +119,8 @@ test: moe_route.h $(PROGRAMS) build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_R
 build/bench_startup: bench/startup.c moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
 
-test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
-	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
+test-gpu: moe_route.h build/demo build/run_layer build/sanitized_run_layer $(DEVICE_TESTS:%=build/%)
+	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'TEST_DEVICE=gpu tests/test_run_layer.sh' 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
 
 clean:
 	rm -rf build dist

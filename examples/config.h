@@ -142,7 +142,7 @@ FILES_FUNCTION void config_model(const cJSON *config, uint32_t layer, moe_route_
 typedef struct config_architecture {
     const char *name, *model_type;
     moe_route_switch norm; /* what llama.cpp does without a key expert_weights_norm, where the model type's default is another */
-    int gating;            /* the only expert_gating_func: 1 softmax, 2 sigmoid; 0: any */
+    int gating;            /* the only expert_gating_func: 1 softmax, 2 sigmoid, 4 sqrt(softplus); 0: any */
 } config_architecture;
 
 static const config_architecture config_architectures[] = {
@@ -153,6 +153,7 @@ static const config_architecture config_architectures[] = {
     {"phimoe", "phimoe", MOE_ROUTE_AUTO, 0},          {"gpt-oss", "gpt_oss", MOE_ROUTE_AUTO, 0},
     {"granitemoe", "granitemoe", MOE_ROUTE_AUTO, 0},  {"granitehybrid", "granitemoehybrid", MOE_ROUTE_AUTO, 0},
     {"deepseek2", "deepseek_v2", MOE_ROUTE_AUTO, 1},  {"deepseek2", "deepseek_v3", MOE_ROUTE_AUTO, 2},
+    {"deepseek4", "deepseek_v4", MOE_ROUTE_AUTO, 4},
     {"glm4moe", "glm4_moe", MOE_ROUTE_AUTO, 2},       {"glm-dsa", "glm_moe_dsa", MOE_ROUTE_AUTO, 2},
     {"dots1", "dots1", MOE_ROUTE_AUTO, 2},            {"ernie4_5-moe", "ernie4_5_moe", MOE_ROUTE_AUTO, 1},
     {"bailingmoe", "bailing_moe", MOE_ROUTE_AUTO, 1}, {"bailingmoe2", "bailing_moe_v2", MOE_ROUTE_AUTO, 2},
@@ -203,7 +204,7 @@ FILES_FUNCTION int config_gguf_model(const gguf_file *file, uint32_t layer, moe_
     if (model->scale == 0) model->scale = 1;
     if (strcmp(found->model_type, "grok-1") == 0)
         model->softcap = (float)config_gguf_number(file, "router_logit_softcapping", layer, 0);
-    if (strcmp(found->model_type, "step3p5") == 0)
+    if (strcmp(found->model_type, "step3p5") == 0 || strcmp(found->model_type, "deepseek_v4") == 0)
         model->swiglu_limit = (float)config_gguf_number(file, "swiglu_clamp_exp", layer, 0);
     model->hidden_size = config_gguf_count(file, "embedding_length", layer, 0);
     model->intermediate_size = config_gguf_count(file, "expert_feed_forward_length", layer, 0);

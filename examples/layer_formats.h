@@ -130,6 +130,12 @@ static int layer_spread(layer_tensors *l, layer_array *scales, uint32_t rows) {
     return 1;
 }
 
+/* quantization_config, which composite models have inside or outside of their text part; NULL without one. */
+static const cJSON *layer_quantization(const layer_tensors *l) {
+    const cJSON *inside = config_find(config_text_part(l->from->config), "quantization_config");
+    return inside ? inside : config_find(l->from->config, "quantization_config");
+}
+
 /* INT8 and FP8, a byte a weight: scales by 128 x 128, by row, by group, or one. */
 static int layer_load_bytes(layer_tensors *l, const char *projection, moe_route_format format, layer_matrix *m) {
     static const char *const names[] = {"weight_scale_inv", "weight_scale", "scale_inv", "scale"};
@@ -150,10 +156,7 @@ static int layer_load_bytes(layer_tensors *l, const char *projection, moe_route_
         return layer_gather_floats(l, projection, names[i], 1, 0, &m->scales) && layer_spread(l, &m->scales, m->rows);
     }
     if (count != m->rows && format == MOE_ROUTE_FORMAT_FP8 && count == blocks[0] * blocks[1]) {
-        const cJSON *quantization = config_find(config_text_part(l->from->config), "quantization_config");
-        const cJSON *size = config_find(quantization ? quantization : config_find(l->from->config, "quantization_config"),
-                                        "weight_block_size"),
-                    *item;
+        const cJSON *size = config_find(layer_quantization(l), "weight_block_size"), *item;
         cJSON_ArrayForEach(item, size)
             if (!cJSON_IsNumber(item) || item->valuedouble != 128)
                 return LAYER_FAIL(l, "quantization_config.weight_block_size isn't [128, 128]");
@@ -249,11 +252,14 @@ static int layer_load_blocks(layer_tensors *l, const char *projection, const che
            layer_gather(l, projection, "scales", m->rows, m->inner / 32, 1, &m->scales);
 }
 
-/* GPTQ: qweight int32 [K / 8, N], scales [G, N], qzeros int32 [G, N / 8] with the zero point less 1 (version 1), g_idx [K]. */
+/* GPTQ: qweight int32 [K / 8, N], scales [G, N], qzeros int32 [G, N / 8] with the zero point, in version 1 less 1, g_idx [K]. */
 static int layer_load_gptq(layer_tensors *l, const char *projection, layer_matrix *m) {
     const checkpoint_tensor *scale = layer_parameter(l, projection, 0, "scales"),
                             *order = layer_parameter(l, projection, 0, "g_idx");
     const uint32_t rows = m->rows, words = m->inner / 8;
+    const char *method = config_text(layer_quantization(l), "quant_method");
+    const char *version = config_text(layer_quantization(l), "checkpoint_format");
+    const unsigned less = version && strcmp(version, "gptq_v2") == 0 ? 0 : 1;
     layer_array codes, scales, zeros, index;
     uint32_t groups, e, n, i;
     int done;
@@ -261,6 +267,8 @@ static int layer_load_gptq(layer_tensors *l, const char *projection, layer_matri
     memset(&scales, 0, sizeof scales);
     memset(&zeros, 0, sizeof zeros);
     memset(&index, 0, sizeof index);
+    if (method && strcmp(method, "gptq") != 0)
+        return LAYER_FAIL(l, "%.200s: %s.qweight is of quant_method %.64s; gptq is supported", l->experts, projection, method);
     if (!scale || layer_dtype(scale) == MOE_ROUTE_DTYPE_DEFAULT || layer_dtype(scale) == MOE_ROUTE_F32)
         return LAYER_FAIL(l, "%.200s: the GPTQ weights of %s have no scales of F16 or BF16", l->experts, projection);
     if (m->inner % 8 || rows % 8)
@@ -294,7 +302,7 @@ static int layer_load_gptq(layer_tensors *l, const char *projection, layer_matri
             for (i = 0; i < groups; i++) {
                 const uint32_t word = ((const uint32_t *)zeros.data)[((size_t)e * groups + i) * (rows / 8) + n / 8];
                 unsigned char *byte = (unsigned char *)m->zero_points.data + row * ((groups + 1) / 2) + i / 2;
-                const unsigned zero_point = (word >> n % 8 * 4 & 15u) + 1;
+                const unsigned zero_point = (word >> n % 8 * 4 & 15u) + less;
                 if (zero_point > 15) {
                     done = LAYER_FAIL(l, "%.200s: a zero point of %s is 16, which has no 4-bit code", l->experts, projection);
                     break;

@@ -26,17 +26,16 @@ typedef struct layer_tensors {
     char module[LAYER_MAX_NAME];  /* what the names of the MoE module begin with */
     char experts[LAYER_MAX_NAME]; /* those of its experts' tensors */
     const checkpoint_tensor *router;
+    const checkpoint_tensor *table; /* of ids by token (DeepSeek-V4), or NULL */
     uint32_t num_logits, hidden_size, intermediate_size;
     uint32_t num_experts;         /* that have weights */
-    const char *gate, *up,
-        *down; /* names of the projections; gate NULL: without gate, or up holds both; up NULL: gate holds both */
+    const char *gate, *up, *down; /* the projections' names. gate NULL: there is none; up NULL: gate holds both */
     int per_expert;               /* tensors of single experts */
     int transposed;               /* [E, K, N] */
     layer_matrix gate_up, up_matrix, down_matrix;
     layer_array router_weight;    /* f32 [num_logits, H] */
     layer_array logit_bias, selection_bias, expert_scale; /* f32 */
     layer_array id_table;         /* int32 [rows, k] */
-    uint32_t id_table_rows;
     layer_array router_scale;     /* f32 [H], where the router's input is normalised and scaled (Gemma-4) */
 } layer_tensors;
 
@@ -109,7 +108,7 @@ static const checkpoint_tensor *layer_parameter(const layer_tensors *l, const ch
     return strcmp(parameter, "weight") == 0 ? layer_find(l, l->experts, projection) : NULL;
 }
 
-/* The first of several names, separated by spaces, that a projection has for its codes. */
+/* What holds a projection's numbers, or their codes. */
 static const checkpoint_tensor *layer_codes(const layer_tensors *l, const char *projection) {
     static const char *const names[] = {"weight", "weight_packed", "blocks", "qweight"};
     size_t i;
@@ -133,7 +132,7 @@ static int layer_find_projections(layer_tensors *l) {
     static const struct { int per_expert; const char *gate, *up, *down; } names[] = {
         {1, "gate_proj", "up_proj", "down_proj"}, {1, "w1", "w3", "w2"}, {0, "gate_up_proj", NULL, "down_proj"},
         {0, "gate_proj", "up_proj", "down_proj"}, {0, "input_linear", NULL, "output_linear"}, {0, "mlp.w1", "mlp.v1", "mlp.w2"},
-        {0, "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}, {0, "ffn_gate_up_exps", NULL, "ffn_down_exps"},
+        {0, "fc1", NULL, "fc2"}, {0, "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}, {0, "ffn_gate_up_exps", NULL, "ffn_down_exps"},
         {1, "ffn_gate", "ffn_up", "ffn_down"},
         /* without gate */
         {1, NULL, "up_proj", "down_proj"}, {0, NULL, "up_proj", "down_proj"}, {0, NULL, "ffn_up_exps", "ffn_down_exps"}};
@@ -147,7 +146,9 @@ static int layer_find_projections(layer_tensors *l) {
 
 /* Where a name's part ends that belongs to all experts: behind a component "experts", or before a fused projection's. */
 static size_t layer_experts_end(const char *name, const char *rest, size_t *module_end) {
-    static const char *const fused[] = {"input_linear.weight", "moe.gate_proj.weight", "moe.up_proj.weight"};
+    static const struct { const char *ending, *projection; } fused[] = {
+        {".block_sparse_moe.input_linear.weight", "input_linear.weight"}, {".mlp.input_linear.weight", "input_linear.weight"},
+        {".moe.gate_proj.weight", "gate_proj.weight"}, {".moe.up_proj.weight", "up_proj.weight"}};
     const char *at = rest;
     size_t i;
     while (at) {
@@ -158,8 +159,8 @@ static size_t layer_experts_end(const char *name, const char *rest, size_t *modu
         }
         at = at[length] == '.' ? at + length + 1 : NULL;
     }
-    for (i = 0; i < 3; i++)
-        if (checkpoint_ends(name, fused[i])) return *module_end = strlen(name) - strlen(fused[i]) + (i ? 4 : 0);
+    for (i = 0; i < sizeof fused / sizeof fused[0]; i++)
+        if (checkpoint_ends(name, fused[i].ending)) return *module_end = strlen(name) - strlen(fused[i].projection);
     return 0;
 }
 
@@ -187,10 +188,23 @@ static int layer_find_module(layer_tensors *l, uint32_t layer) {
     return l->experts[0] ? 1 : LAYER_FAIL(l, "layer %u has no experts in this checkpoint", (unsigned)layer);
 }
 
+/* The one tensor of the module whose name ends so; NULL when there is none. */
+static const checkpoint_tensor *layer_find_ending(const layer_tensors *l, const char *const *endings, size_t count) {
+    size_t i, j;
+    for (j = 0; j < count; j++)
+        for (i = 0; i < l->from->num_tensors; i++) {
+            const char *name = l->from->tensors[i].name;
+            if (strncmp(name, l->module, strlen(l->module)) == 0 && checkpoint_ends(name, endings[j]))
+                return &l->from->tensors[i];
+        }
+    return NULL;
+}
+
 static int layer_find_router(layer_tensors *l) {
     static const char *const names[] = {"ffn_gate_inp.weight",      "gate.weight",        "router.weight",
                                         "gate.wg.weight",           "router.gate.weight", "router.layer.weight",
                                         "router.classifier.weight", "router.proj.weight", "router.linear.weight"};
+    static const char *const tables[] = {"tid2eid", "ffn_gate_tid2eid.weight"};
     size_t i;
     for (i = 0; i < sizeof names / sizeof names[0] && !l->router; i++) l->router = layer_find(l, l->module, names[i]);
     if (!l->router)
@@ -202,19 +216,8 @@ static int layer_find_router(layer_tensors *l) {
         return layer_refuse(l, l->router, "too many or too few experts or inputs");
     l->num_logits = (uint32_t)l->router->shape[0];
     l->hidden_size = (uint32_t)l->router->shape[1];
+    l->table = layer_find_ending(l, tables, 2);
     return 1;
-}
-
-/* The one tensor of the module whose name ends so; NULL when there is none. */
-static const checkpoint_tensor *layer_find_ending(const layer_tensors *l, const char *const *endings, size_t count) {
-    size_t i, j;
-    for (j = 0; j < count; j++)
-        for (i = 0; i < l->from->num_tensors; i++) {
-            const char *name = l->from->tensors[i].name;
-            if (strncmp(name, l->module, strlen(l->module)) == 0 && checkpoint_ends(name, endings[j]))
-                return &l->from->tensors[i];
-        }
-    return NULL;
 }
 
 /* ---- sizes ---- */

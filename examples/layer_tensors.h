@@ -15,14 +15,34 @@
 /* DBRX stores w2 [E, I, H] beside w1 and v1 [E, I, H]. */
 static int layer_down_is_transposed(const layer_tensors *l) { return l->transposed || strcmp(l->down, "mlp.w2") == 0; }
 
+/* Ids by token. Those that can't be become -1. */
+static int layer_load_table(layer_tensors *l, const moe_route_layer_desc *desc) {
+    const checkpoint_tensor *table = l->table;
+    void *raw;
+    size_t i, count;
+    int done;
+    if (table->rank != 2 || !layer_is(table, "I32 I64") || table->shape[0] != desc->router.id_table_rows ||
+        table->shape[1] != desc->router.top_k)
+        return layer_refuse(l, table, "a table of I32 or I64 [vocabulary, top_k] is expected");
+    count = (size_t)layer_count(table);
+    raw = malloc(table->size ? (size_t)table->size : 1);
+    done = raw != NULL || LAYER_FAIL(l, "out of memory");
+    done = done && layer_alloc(l, &l->id_table, count, sizeof(int32_t));
+    done = done && checkpoint_read(l->from, table, raw, 0, (size_t)table->size);
+    for (i = 0; done && i < count; i++) {
+        const int64_t id = strcmp(table->type, "I32") == 0 ? ((const int32_t *)raw)[i] : ((const int64_t *)raw)[i];
+        ((int32_t *)l->id_table.data)[i] = id >= 0 && id < desc->router.num_experts ? (int32_t)id : -1;
+    }
+    free(raw);
+    return done;
+}
+
 static int layer_load_router(layer_tensors *l, const moe_route_layer_desc *desc) {
     static const char *const biases[] = {"e_score_correction_bias", "expert_bias",      "router_bias",
                                          "balancing_biases",        "exp_probs_b.bias", "exp_probs_b"};
-    static const char *const tables[] = {"tid2eid"};
     static const char *const expert_scales[] = {"per_expert_scale", "ffn_down_exps.scale"};
     static const char *const router_scales[] = {"router.scale", "ffn_gate_inp.scale"};
-    const checkpoint_tensor *bias = layer_find_ending(l, biases, sizeof biases / sizeof biases[0]), *logit_bias,
-                            *table = layer_find_ending(l, tables, 1);
+    const checkpoint_tensor *bias = layer_find_ending(l, biases, sizeof biases / sizeof biases[0]), *logit_bias;
     const checkpoint_tensor *expert_scale = layer_find_ending(l, expert_scales, 2),
                             *router_scale = layer_find_ending(l, router_scales, 2);
     char name[LAYER_MAX_NAME];
@@ -45,24 +65,7 @@ static int layer_load_router(layer_tensors *l, const moe_route_layer_desc *desc)
     if ((desc->needs & MOE_ROUTE_NEED_EXPERT_SCALE) && router_scale &&
         !layer_vector(l, router_scale, l->hidden_size, &l->router_scale))
         return 0;
-    if ((desc->needs & MOE_ROUTE_NEED_ID_TABLE) && table) {
-        const size_t count = (size_t)layer_count(table);
-        void *raw = malloc(table->size ? (size_t)table->size : 1);
-        size_t i;
-        int done = raw && table->rank == 2 && table->shape[1] == desc->router.top_k && layer_is(table, "I32 I64") &&
-                   table->shape[0] == desc->router.id_table_rows;
-        if (!done) layer_refuse(l, table, "a table of I32 or I64 [vocabulary, top_k] is expected");
-        done = done && checkpoint_read(l->from, table, raw, 0, (size_t)table->size) &&
-               layer_alloc(l, &l->id_table, count, sizeof(int32_t));
-        for (i = 0; done && i < count; i++) {
-            const int64_t id = table->type[1] == '3' ? ((const int32_t *)raw)[i] : ((const int64_t *)raw)[i];
-            ((int32_t *)l->id_table.data)[i] = id >= 0 && id < 2048 ? (int32_t)id : -1;
-        }
-        free(raw);
-        if (!done) return 0;
-        l->id_table_rows = (uint32_t)table->shape[0];
-    }
-    return 1;
+    return !(desc->needs & MOE_ROUTE_NEED_ID_TABLE) || !l->table || layer_load_table(l, desc);
 }
 
 /* Loads everything; `desc` is the preset's. */

@@ -30,7 +30,7 @@ enum { EXIT_WRONG = 1, EXIT_NO_COMPILER = 2, EXIT_USAGE = 64 };
 enum { NUM_REPLAYS = 21, MAX_TOKENS = 1048576, TOKENS_SHOWN = 4, VALUES_SHOWN = 6 };
 
 typedef struct options {
-    const char *path, *config, *model_type, *prefix, *activations, *output;
+    const char *path, *config, *model_type, *prefix, *activations, *token_ids, *output;
     uint32_t layer, num_tokens; /* num_tokens 0: 4, or those of the file */
     uint64_t seed;
     moe_route_dtype dtype;
@@ -205,6 +205,10 @@ static void describe(run *r) {
     must_read(r, layer_open(&r->tensors, &r->files, r->asked.layer, r->model.num_experts));
     r->model.hidden_size = r->tensors.hidden_size;
     r->model.intermediate_size = r->tensors.intermediate_size;
+    if (r->tensors.table) { /* whatever the configuration says of its layers */
+        r->model.hash_layer = 1;
+        r->model.vocab_size = r->tensors.table->shape[0] < UINT32_MAX ? (uint32_t)r->tensors.table->shape[0] : 0;
+    }
     must(r, moe_route_preset(r->context, &r->model, &r->desc));
     if (r->tensors.num_logits != r->desc.router.num_experts + r->desc.router.num_shared_experts) {
         die(EXIT_WRONG, "%s has %u rows; by its configuration the model has %u experts", r->tensors.router->name,
@@ -369,7 +373,11 @@ static void make_arguments(run *r, moe_route_address x) {
     r->args.stream = r->stream;
     if (r->desc.router.ids == MOE_ROUTE_IDS_TABLE) { /* tokens of the vocabulary, at random */
         int32_t *tokens = (int32_t *)allocate(num_tokens, sizeof(int32_t));
+        FILE *file = r->asked.token_ids ? fopen(r->asked.token_ids, "rb") : NULL;
         for (i = 0; i < num_tokens; i++) tokens[i] = (int32_t)(random_next(&state) % r->desc.router.id_table_rows);
+        if (r->asked.token_ids && (!file || fread(tokens, sizeof(int32_t), num_tokens, file) != num_tokens))
+            die(EXIT_WRONG, "%s doesn't hold %lu int32 numbers", r->asked.token_ids, (unsigned long)num_tokens);
+        if (file) fclose(file);
         r->args.token_ids = memory_from(r, tokens, num_tokens * sizeof(int32_t));
         free(tokens);
     }
@@ -459,7 +467,8 @@ static const char usage[] =
     "\n"
     "  --tokens T          tokens to run: 4, or all of the activations\n"
     "  --activations FILE  x, as f32 numbers [T, hidden size]; without it x is random\n"
-    "  --seed S            of the random x (1)\n"
+    "  --token-ids FILE    int32 [T], where experts are chosen by token; without it at random\n"
+    "  --seed S            of what is random (1)\n"
     "  --output FILE       writes y there, as f32 numbers [T, hidden size]\n"
     "  --dtype TYPE        of x and y in the layer: bf16 (default), f16 or f32\n"
     "  --device DEVICE     cpu, or gpu and nothing else; without it the GPU where there is one\n"
@@ -505,6 +514,7 @@ static void parse_options(options *asked, int argc, char **argv) {
         else if (strcmp(option, "--tokens") == 0) asked->num_tokens = (uint32_t)parse_number(option, value, 1, MAX_TOKENS);
         else if (strcmp(option, "--seed") == 0) asked->seed = parse_number(option, value, 0, UINT64_MAX);
         else if (strcmp(option, "--activations") == 0) asked->activations = value;
+        else if (strcmp(option, "--token-ids") == 0) asked->token_ids = value;
         else if (strcmp(option, "--output") == 0) asked->output = value;
         else if (strcmp(option, "--config") == 0) asked->config = value;
         else if (strcmp(option, "--model-type") == 0) asked->model_type = value;

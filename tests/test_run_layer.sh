@@ -1,14 +1,14 @@
 #!/bin/sh
 # test_run_layer.sh: examples/run_layer.c on checkpoints that the PyPI packages safetensors and gguf write, and on damaged ones.
-# tests/tools/check_run_layer.py does the work. The packages are kept in build/checkpoint_packages. Prints PASS, FAIL and SKIP
-# lines; run from the repository root.
+# tests/tools/check_run_layer.py does the work. The packages are kept in build/checkpoint_packages. TEST_DEVICE chooses the device.
+# Prints PASS, FAIL and SKIP lines; run from the repository root.
 set -u
 packages=$PWD/build/checkpoint_packages
 status=0
 build/run_layer >/dev/null 2>&1
 if [ $? -eq 64 ]; then echo "PASS run_layer_needs_a_model"; else echo "FAIL run_layer_needs_a_model: status isn't 64"; status=1; fi
 command=$(sed -n 's/^    \(build\/run_layer .*\)$/\1/p' README.md)
-if [ -n "$command" ] && $command --device cpu | grep -q '32 experts, top-4'; then echo "PASS run_layer_as_in_the_readme"; else echo "FAIL run_layer_as_in_the_readme: $command"; status=1; fi
+if [ -n "$command" ] && $command --device "${TEST_DEVICE:-cpu}" | grep -q '32 experts, top-4'; then echo "PASS run_layer_as_in_the_readme"; else echo "FAIL run_layer_as_in_the_readme: $command"; status=1; fi
 if [ ! -d "$packages" ]; then
     rm -rf "$packages.part"
     if python3 -m pip install --quiet --timeout 30 --retries 1 --target "$packages.part" safetensors==0.8.0 gguf==0.19.0 ml_dtypes==0.6.0 numpy >build/packages.log 2>&1; then

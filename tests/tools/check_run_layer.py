@@ -1,6 +1,6 @@
 """Writes checkpoints with the packages safetensors and gguf, lets examples/run_layer.c run a layer of each, and compares its output
 with what numpy makes of the same layer in f64: python check_run_layer.py PROGRAM FOLDER [NAME...]
-Prints PASS and FAIL lines. The numbers that stored weights stand for are ml_dtypes' and gguf's, integers are written here; the
+Prints PASS and FAIL lines. TEST_DEVICE chooses the device, TEST_SEED other numbers. The numbers that stored weights stand for are ml_dtypes' and gguf's, integers are written here; the
 routers are those of the models, written down again. Needs the packages gguf, ml_dtypes, numpy and safetensors.
 """
 import json
@@ -17,6 +17,7 @@ from safetensors import TensorSpec, serialize_file
 PROGRAM, FOLDER, ONLY = os.path.abspath(sys.argv[1]), sys.argv[2], sys.argv[3:]
 NAMES = {np.dtype(ml_dtypes.bfloat16): "bfloat16", np.dtype(ml_dtypes.float8_e4m3fn): "float8_e4m3fn", np.dtype(ml_dtypes.float8_e8m0fnu): "float8_e8m0fnu"}
 BF16 = ml_dtypes.bfloat16
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 E, K, H, I = 8, 3, 160, 96  # experts, top-k, hidden and intermediate size
 random = np.random.default_rng(int(os.environ.get("TEST_SEED", 20260801)))
 failed = False
@@ -147,12 +148,12 @@ def packed(bits, group, zero_points=False):
     return store
 
 
-def gptq(rows, inner):
+def gptq(rows, inner, less=1):
     group = 32
     codes, groups = random.integers(0, 16, (rows, inner)), inner // group
     scales = (random.uniform(0.5, 1.5, (rows, groups)) / 4.6 / np.sqrt(inner)).astype(np.float16)
     zeros = random.integers(1, 16, (rows, groups))
-    stored = {"qweight": words(codes, 4).T, "scales": scales.T, "qzeros": words((zeros - 1).T, 4), "g_idx": (np.arange(inner) // group).astype(np.int32)}
+    stored = {"qweight": words(codes, 4).T, "scales": scales.T, "qzeros": words((zeros - less).T, 4), "g_idx": (np.arange(inner) // group).astype(np.int32)}
     return stored, (codes - expand(zeros, rows, inner, 1, group)) * expand(scales, rows, inner, 1, group)
 
 
@@ -286,9 +287,9 @@ def layer(x, logits, route, gate, up, down, act=silu, biases=(0, 0, 0), on_input
 # ---- running the program ----
 
 
-def run(arguments, expect=0, program=PROGRAM, environment=None):
-    result = subprocess.run([program, *arguments, "--device", "cpu"], capture_output=True, text=True, errors="replace", timeout=120, env={**os.environ, **(environment or {})})
-    if expect is not None and result.returncode != expect:
+def run(arguments, expect=0):
+    result = subprocess.run([PROGRAM, *arguments, "--device", DEVICE], capture_output=True, text=True, errors="replace", timeout=120)
+    if result.returncode != expect:
         raise AssertionError(f"exit status {result.returncode}: {result.stderr or result.stdout}")
     return result.stdout if expect == 0 else result.stderr
 
@@ -381,6 +382,7 @@ def qwen3_moe():
     single_experts("nvfp4_compressed_tensors", nvfp4("compressed-tensors"), says="NVFP4")
     single_experts("mxfp4", mxfp4, says="MXFP4")
     single_experts("gptq", gptq, says="INT4")
+    single_experts("gptq_v2", lambda rows, inner: gptq(rows, inner, 0), {**QWEN3, "quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}})
 
 
 def deepseek_v3():
@@ -420,7 +422,9 @@ def fused_models():
         fused(f"llama4_inner_{inner}", {"model_type": "llama4", "text_config": {"model_type": "llama4_text", "num_local_experts": E, "num_experts_per_tok": 1}}, "language_model.model.layers.3.feed_forward.",
               "experts.gate_up_proj", "experts.down_proj", "router.weight", transposed=True, on_input=True, inner=inner, route=llama)
         fused(f"granitemoe_inner_{inner}", {"model_type": "granitemoe", "num_local_experts": E, "num_experts_per_tok": K}, "model.layers.3.block_sparse_moe.", "input_linear.weight", "output_linear.weight",
-              "router.layer.weight", dtype=np.float16, inner=inner, route=selected_softmax_router)
+              "router.layer.weight", dtype=np.float16, inner=inner, route=selected_softmax_router, extra={"model.layers.3.shared_mlp.input_linear.weight": np.ones((2, 2), BF16)})
+        fused(f"aria_inner_{inner}", {"model_type": "aria", "text_config": {"model_type": "aria_text", "moe_num_experts": E, "moe_topk": K}}, "language_model.model.layers.3.mlp.", "experts.fc1.weight",
+              "experts.fc2.weight", "router.weight", transposed=True, inner=inner, route=selected_softmax_router)
 
     scale, expert_scale = random.uniform(0.5, 2, H).astype(BF16), random.uniform(0.5, 1.5, E).astype(BF16)
 
@@ -510,10 +514,49 @@ def other_names():
     compare("longcat_flash", path, longcat)
 
 
+def softplus_router(bias, ids=None):
+    """DeepSeek-V4's: by biased score, or ids of a table."""
+
+    def route(logits):
+        p = np.sqrt(np.log1p(np.exp(logits)))
+        chosen = top(p + bias, K) if ids is None else ids[: len(logits)]
+        w = np.take_along_axis(p, chosen, -1)
+        return chosen, w / w.sum(-1, keepdims=True) * 1.5
+
+    return route
+
+
+def clamped(limit):
+    return lambda g, u: np.minimum(g, limit) * sigmoid(np.minimum(g, limit)) * np.clip(u, -limit, limit)
+
+
+def deepseek_v4():
+    """As DeepSeek's own files name and store it: FP4 experts, a bias beside the router or a table of ids by token."""
+    p = "layers.3.ffn."
+    tensors, (gate, up, down) = expert_tensors(p + "experts.", mxfp4, ("w1", "w3", "w2"))
+    gates, w = router(p + "gate.weight")
+    config = {"model_type": "deepseek_v4", "n_routed_experts": E, "num_experts_per_tok": K, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+              "swiglu_limit": 0.7, "num_hash_layers": 3}
+    bias = normal(E, scale=0.3).astype(np.float32)
+    mtp = {"mtp.0.ffn.experts.0.w1.weight": np.ones((1, 1), np.int8)}
+    path = save_folder(FOLDER + "/deepseek_v4", {**tensors, **gates, **mtp, p + "gate.bias": bias}, config)
+    compare("deepseek_v4", path, lambda x: layer(x, x @ w.T, softplus_router(bias.astype(np.float64)), gate, up, down, clamped(0.7)), says="selection bias")
+    table = np.stack([random.permutation(E)[:K] for _ in range(50)])
+    tokens = random.integers(0, 50, 5).astype(np.int32)
+    tokens.tofile(FOLDER + "/tokens.i32")
+    given = ("--token-ids", FOLDER + "/tokens.i32")
+    path = save_folder(FOLDER + "/deepseek_v4_hash", {**tensors, **gates, p + "gate.tid2eid": table.astype(np.int64)}, {**config, "num_hash_layers": 4})
+    compare("deepseek_v4_hash", path, lambda x: layer(x, x @ w.T, softplus_router(0, table[tokens]), gate, up, down, clamped(0.7)), options=given)
+    keys = {"expert_gating_func": 4, "expert_weights_norm": True, "expert_weights_scale": 1.5, "swiglu_clamp_exp": [0.0, 0.0, 0.0, 0.7], "hash_layer_count": 3}
+    gguf_layer("gguf_deepseek4", "deepseek4", keys, ("Q4_K", "Q2_K"), softplus_router(bias.astype(np.float64)), clamped(0.7), extra={"blk.3.exp_probs_b.bias": bias})
+    gguf_layer("gguf_deepseek4_hash", "deepseek4", keys, ("MXFP4", "MXFP4"), softplus_router(0, table[tokens]), clamped(0.7), hidden=96, inner=64,
+               extra={"blk.3.ffn_gate_tid2eid.weight": table.astype(np.int32)}, options=given)
+
+
 # ---- GGUF ----
 
 
-def gguf_layer(name, architecture, keys, formats, route, act=silu, biases=False, together=False, extra=None, hidden=256, inner=256, parts=0, w=None, logits=None, expert_scale=None):
+def gguf_layer(name, architecture, keys, formats, route, act=silu, biases=False, together=False, extra=None, hidden=256, inner=256, parts=0, logits=None, options=()):
     """formats: of gate and up, and of down."""
     p = "blk.3."
     w = normal(E, hidden, scale=1.5 / np.sqrt(hidden)).astype(np.float32)
@@ -539,7 +582,7 @@ def gguf_layer(name, architecture, keys, formats, route, act=silu, biases=False,
         assert len(files) > 1
         path = f"{FOLDER}/{files[-1]}"
     make = logits or (lambda x, w: x @ w.T)
-    compare(name, path, lambda x: layer(x, make(x, w.astype(np.float64)), route, gate_values, up_values, down_values, act, values), hidden=hidden, says=formats[1])
+    compare(name, path, lambda x: layer(x, make(x, w.astype(np.float64)), route, gate_values, up_values, down_values, act, values), hidden=hidden, says=formats[1], options=options)
     return path
 
 
@@ -638,7 +681,9 @@ def refusals():
     refused("more_experts_than_the_router_has", rewrite("f", "bf16", lambda t: None, {**QWEN3, "num_experts": 9}), P + "gate.weight has 8 rows", "9 experts")
     refused("an_unknown_model", rewrite("g", "bf16", lambda t: None, {**QWEN3, "model_type": "qwen3moe"}), "qwen3moe", "qwen3_moe")
     refused("a_missing_selection_bias", rewrite("h", "bf16", lambda t: None, {**DEEPSEEK, "n_group": 1, "topk_group": 1}), "selection_bias")
-    refused("experts_without_gate", rewrite("i", "bf16", lambda t: [t.pop(k) for k in list(t) if "gate_proj" in k]), "have a gate, the checkpoint's have none".replace("have a", "have a"))
+    refused("experts_without_gate", rewrite("i", "bf16", lambda t: [t.pop(k) for k in list(t) if "gate_proj" in k]), "have a gate, the checkpoint's have none")
+    refused("awq", rewrite("l", "gptq", lambda t: None, {**QWEN3, "quantization_config": {"quant_method": "awq"}}), "gate_proj.qweight is of quant_method awq")
+    refused("reordered_inputs", rewrite("m", "gptq", lambda t: t.update({P + "experts.7.up_proj.g_idx": ("I32", [H], bytes(4 * H))})), "g_idx is I32 [160]", "reorders the inputs")
     refused("another_layer", FOLDER + "/bf16", "layer 4 has no experts", options=("--layer", "4"))
     refused("a_router_without_its_scale", rewrite("k", "gemma4", lambda t: t.pop("model.language_model.layers.3.router.scale")), "no router.scale")
     refused("a_missing_file", FOLDER + "/nothing", "config.json can't be opened")
@@ -679,11 +724,11 @@ def refusals():
 def damage():
     """Cut and altered files: run_layer is built with AddressSanitizer here, and must end by itself."""
     environment = {"ASAN_OPTIONS": "exitcode=99:allocator_may_return_null=1", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99"}
-    for made, part in (("fp8_blocks", deepseek_v3), ("dbrx", other_names), ("gpt_oss", gpt_oss_model), ("gptq", qwen3_moe), ("gguf_f16_groups.gguf", gguf_models)):
+    for made, part in (("fp8_blocks", deepseek_v3), ("dbrx", other_names), ("gpt_oss", gpt_oss_model), ("gptq", qwen3_moe), ("deepseek_v4_hash", deepseek_v4), ("gguf_f16_groups.gguf", gguf_models)):
         need(made, part)
     targets = [(f"{FOLDER}/{n}", f"{FOLDER}/{n}/{f}") for n, f in (("gpt_oss", "model.safetensors"), ("gpt_oss", "config.json"), ("gptq", "model.safetensors"), ("int4_zero_points", "model.safetensors"),
-               ("fp8_blocks", "model.safetensors.index.json"), ("fp8_blocks", "config.json"), ("longcat_flash", "model.safetensors"), ("step3p5", "config.json"), ("dbrx", "model.safetensors"))]
-    targets += [(f"{FOLDER}/{n}.gguf",) * 2 for n in ("gguf_q8_0", "gguf_f16_groups")]
+               ("fp8_blocks", "model.safetensors.index.json"), ("fp8_blocks", "config.json"), ("longcat_flash", "model.safetensors"), ("step3p5", "config.json"), ("dbrx", "model.safetensors"), ("deepseek_v4_hash", "model.safetensors"))]
+    targets += [(f"{FOLDER}/{n}.gguf",) * 2 for n in ("gguf_q8_0", "gguf_f16_groups", "gguf_deepseek4_hash")]
     pieces = b'{}[]",:0123456789-eE.\x00\xff'
     accepted = refused_runs = 0
     for path, file in targets:
@@ -720,7 +765,7 @@ def damage():
 if not ONLY:
     shutil.rmtree(FOLDER, ignore_errors=True)
 os.makedirs(FOLDER, exist_ok=True)
-for part in (qwen3_moe, deepseek_v3, fused_models, gpt_oss_model, other_names, gguf_models, trained_layer, refusals, damage):
+for part in (qwen3_moe, deepseek_v3, fused_models, gpt_oss_model, other_names, deepseek_v4, gguf_models, trained_layer, refusals, damage):
     if part.__name__ in ONLY if ONLY else part is not damage:
         part()
 sys.exit(failed)
