@@ -29,4 +29,9 @@ check() { # PROGRAM [PART...]
 }
 check build/run_layer
 check build/sanitized_run_layer damage
+if [ -z "${TEST_DEVICE:-}" ] && [ -e build/emulation/libcuda.so.1 ]; then # the GPU's path, on the emulated one
+    export TEST_DEVICE=gpu LD_LIBRARY_PATH="$PWD/build/emulation" MOE_ROUTE_CACHE_DIR="$PWD/build/emulation/cache" \
+        MOE_ROUTE_NVRTC_PATH="$PWD/build/emulation/libnvrtc.so.13"
+    check build/sanitized_run_layer gpt_oss_model
+fi
 exit $status
