@@ -340,7 +340,8 @@ static void check_layer(const sized_format *format, uint32_t which, uint32_t num
           *got = (float *)model_alloc(TOKENS * hidden * 4), *want = (float *)model_alloc(TOKENS * hidden * 4);
     float *h = (float *)model_alloc(columns * 4), *meaning = (float *)model_alloc(columns * 4), weights[2 * TOKENS];
     int32_t ids[2 * TOKENS];
-    void *x, *out = model_alloc(TOKENS * hidden * 4);
+    void *x, *out = model_alloc(TOKENS * hidden * 4), *alone = model_alloc(hidden * 4);
+    const size_t row = hidden * model_dtype_size(dtype);
     size_t size = 0;
     uint32_t t, j, n, i;
     char what[128];
@@ -386,6 +387,14 @@ static void check_layer(const sized_format *format, uint32_t which, uint32_t num
         device_download(&device, ids, &buffers[3], buffers[3].size);
         device_download(&device, weights, &buffers[4], buffers[4].size);
         quantize_convert(got, QUANTIZE_F32, out, storage, TOKENS * hidden);
+        args.num_tokens = 1; /* the last token alone: the same bits */
+        args.x += (TOKENS - 1) * row;
+        args.logits += (TOKENS - 1) * num_experts * 4;
+        args.ids = args.weights = 0;
+        CHECK(moe_route_layer_run(layer, &args) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
+        device_synchronize(&device);
+        device_download(&device, alone, &buffers[1], row);
+        CHECK_BYTES(alone, (const char *)out + (TOKENS - 1) * row, row, what);
         for (i = 0; i < TOKENS * top_k; i++)
             if (!CHECK(ids[i] >= 0 && ids[i] < (int32_t)num_experts, "%s: id %d", what, ids[i])) ids[i] = 0;
         for (t = 0; t < TOKENS; t++)
@@ -416,9 +425,10 @@ static void check_layer(const sized_format *format, uint32_t which, uint32_t num
     free(meaning);
     free(x);
     free(out);
+    free(alone);
 }
 
-/* The numbers of experts turned over against sizes of both matrices. */
+/* The numbers of experts turned over against sizes of both matrices; and a token of a batch has the bits that it has alone. */
 TEST(layers_of_every_number_of_experts) {
     uint32_t f, i;
     for (f = 0; f < NUM_FORMATS; f++) {
