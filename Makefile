@@ -1,8 +1,9 @@
-# moe_route: builds the header, the demo and the tests. Needs a C compiler and make; the GPU, the CUDA driver and NVRTC are
-# found at run time.
+# moe_route: builds the header, the demo and the tests. Needs a C compiler and make, and cJSON for run_layer and the tests; the
+# GPU, the CUDA driver and NVRTC are found at run time.
 #
 #   make            moe_route.h, from src/ and kernels_src/
 #   make demo       one layer of a trained model, on the GPU where there is one
+#   make run_layer  build/run_layer, which runs a layer of any checkpoint
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
 #   make examples   the small programs of examples/, into build/examples
@@ -13,6 +14,9 @@
 CC ?= cc
 CFLAGS ?= -O2 -g
 LDLIBS = -lm -ldl -lpthread
+# cJSON, for what reads safetensors files: tests and examples/run_layer.c. The library and the demo do without.
+CJSON_CFLAGS ?= $(shell pkg-config --cflags libcjson 2>/dev/null)
+CJSON_LIBS ?= $(shell pkg-config --libs libcjson 2>/dev/null || echo -lcjson)
 WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
@@ -30,6 +34,12 @@ all: moe_route.h
 
 build:
 	@mkdir -p build
+
+# Says what to do where cJSON is missing.
+build/cjson: | build
+	@echo '#include <cjson/cJSON.h>' >$@.c; echo 'int main(void) { return cJSON_Version() == 0; }' >>$@.c
+	@$(CC) $(CJSON_CFLAGS) -o $@ $@.c $(CJSON_LIBS) 2>$@.log || { rm -f $@; echo "cJSON isn't found: install it (Debian and Ubuntu: apt install libcjson-dev; Fedora: dnf install cjson-devel; brew install cjson)"; \
+	    echo "or set CJSON_CFLAGS=-IFOLDER and CJSON_LIBS='-LFOLDER -lcjson'; the library and make demo do without it"; exit 1; }
 
 build/amalgamate: tools/amalgamate.c src/api.h $(HEADERS) src/sha256.c kernels_src/args.h | build
 	$(CC) $(CFLAGS) -std=c99 -w -o $@ tools/amalgamate.c
@@ -70,7 +80,7 @@ build/libmoe_route.so: packaging/moe_route.c moe_route.h | build
 
 # ---- the demo ----
 
-build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h | build
+build/demo: examples/demo.c examples/files.h examples/gguf.h examples/gpu.h examples/quantize.h moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ examples/demo.c $(LDLIBS)
 
 # NVRTC comes from the toolkit, from the process's library path, or with pip into build/ when there is a GPU and none is found.
@@ -103,6 +113,16 @@ build/sanitized_examples/%: examples/%.c $(EXAMPLE_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZED) $(SANITIZE) $(WARNINGS) -Werror -std=c99 -D_POSIX_C_SOURCE=200809L -I. -o $@ $< $(LDLIBS)
 
+# ---- a layer of any checkpoint ----
+
+build/run_layer: examples/run_layer.c $(wildcard examples/*.h) moe_route.h | build/cjson
+	$(CC) $(CFLAGS) $(CJSON_CFLAGS) $(WARNINGS) -I. -o $@ examples/run_layer.c $(CJSON_LIBS) $(LDLIBS)
+
+run_layer: build/run_layer
+
+build/sanitized_run_layer: examples/run_layer.c $(wildcard examples/*.h) moe_route.h | build/cjson
+	$(CC) $(SANITIZED) $(SANITIZE) $(CJSON_CFLAGS) $(WARNINGS) -I. -o $@ examples/run_layer.c $(CJSON_LIBS) $(LDLIBS)
+
 # ---- the benchmark ----
 
 build/bench: bench/bench.c bench/floors.h examples/gpu.h moe_route.h | build
@@ -115,17 +135,17 @@ bench: build/bench
 
 include tests/emulation/emulation.mk
 
-SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
-DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_layer test_epilogue test_blocks
-HOST_TESTS = test_safetensors test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
+SUPPORT = $(wildcard tests/support/*.h examples/*.h) moe_route.h
+DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_epilogue test_blocks
+HOST_TESTS = test_safetensors test_gguf test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
-build/test_%: tests/test_%.c $(SUPPORT) | build
-	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+build/test_%: tests/test_%.c $(SUPPORT) | build/cjson
+	$(CC) $(CFLAGS) $(CJSON_CFLAGS) -Wall -Wextra -I. -o $@ $< $(CJSON_LIBS) $(LDLIBS)
 
 # The same under AddressSanitizer and UndefinedBehaviorSanitizer: for the host's own code, and for the emulated device.
-build/sanitized_%: tests/test_%.c $(SUPPORT) | build
-	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
+build/sanitized_%: tests/test_%.c $(SUPPORT) | build/cjson
+	$(CC) $(SANITIZED) $(SANITIZE) $(CJSON_CFLAGS) -Wall -Wextra -I. -o $@ $< $(CJSON_LIBS) $(LDLIBS)
 
 # And under ThreadSanitizer.
 build/threads_%: tests/test_%.c $(SUPPORT) | build
@@ -137,10 +157,10 @@ THREAD_RUNS = build/threads_cache_threads
 build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh \
-    tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_run_layer.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh \
+    tests/test_windows.sh tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
     'MOE_ROUTE_TEST_EMULATION="$(EMULATION_ENVIRONMENT)" tests/test_examples.sh'
-PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
+PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/bench build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
@@ -155,8 +175,9 @@ test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/san
 build/bench_startup: bench/startup.c moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
 
-test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%) examples
-	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'tests/test_examples.sh --gpu' 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
+test-gpu: moe_route.h build/demo build/run_layer build/sanitized_run_layer $(DEVICE_TESTS:%=build/%) examples
+	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'tests/test_examples.sh --gpu' 'TEST_DEVICE=gpu tests/test_run_layer.sh' \
+	    'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
 
 # The files that .clang-format can keep as they are.
 format:
@@ -165,4 +186,4 @@ format:
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh install uninstall lib demo examples bench test test-gpu format clean
+.PHONY: all fresh install uninstall lib demo run_layer examples bench test test-gpu format clean

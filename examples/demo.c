@@ -10,9 +10,9 @@
 #define MOE_ROUTE_IMPLEMENTATION
 #include "moe_route.h"
 
+#include "gguf.h"
 #include "gpu.h"
 #include "quantize.h"
-#include "safetensors.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -62,10 +62,9 @@ typedef struct variety { /* the experts in one format */
 typedef struct demo {
     const char *path;
     moe_route_device wanted;
-    safetensors_file file;
-    const float *logits, *x, *y, *topk_weights; /* the model's: [T, E], [T, H], [T, H], [T, k] */
-    const int32_t *topk_ids;                    /* [T, k] */
-    const uint16_t *gate_up, *down;             /* bf16 [E, 2I, H] and [E, H, I] */
+    float *logits, *x, *y, *topk_weights; /* the model's: [T, E], [T, H], [T, H], [T, k] */
+    int32_t *topk_ids;                    /* [T, k] */
+    uint16_t *gate_up, *down;             /* bf16 [E, 2I, H] and [E, H, I] */
     int on_gpu;
     gpu_device gpu;
     moe_route_stream stream;
@@ -184,24 +183,34 @@ static void memory_destroy(demo *d, memory *m) {
 
 /* ---- the model's layer ---- */
 
-static const void *tensor(demo *d, const char *name, safetensors_dtype dtype, size_t d0, size_t d1, size_t d2) {
-    const void *data = safetensors_expect(&d->file, name, dtype, d0, d1, d2);
-    if (!data) die(EXIT_WRONG, "%s: %s", d->path, d->file.error);
+/* A tensor that must have this type and these dimensions, the outermost first; d2 is 1 where there are two. */
+static void *tensor(const demo *d, gguf_file *file, const char *name, uint32_t type, size_t d0, size_t d1, size_t d2) {
+    const gguf_tensor *found = gguf_find(file, name);
+    const size_t inner = d2 > 1 ? d2 : d1, rows = d2 > 1 ? d1 : d0, matrices = d2 > 1 ? d0 : 1;
+    void *data;
+    if (!found) die(EXIT_WRONG, "%s has no tensor %s", d->path, name);
+    if (found->type != type || found->shape[0] != inner || found->shape[1] != rows || found->shape[2] != matrices ||
+        found->shape[3] != 1) {
+        die(EXIT_WRONG, "%s: tensor %s has another type or other dimensions", d->path, name);
+    }
+    data = allocate((size_t)found->size);
+    if (!gguf_read(file, found, data, 0, (size_t)found->size)) die(EXIT_WRONG, "%s: %s", d->path, file->error);
     return data;
 }
 
 static void load_model(demo *d) {
-    if (!safetensors_open(&d->file, d->path)) {
-        die(EXIT_WRONG, "%s\nRun the demo from the repository's root, or name the file with --data.", d->file.error);
+    gguf_file file;
+    if (!gguf_open(&file, d->path)) {
+        die(EXIT_WRONG, "%s: %s\nRun the demo from the repository's root, or name the file with --data.", d->path, file.error);
     }
-    d->logits = (const float *)tensor(d, "layers.2.router_logits", SAFETENSORS_F32, TOKENS, EXPERTS, 0);
-    d->x = (const float *)tensor(d, "x", SAFETENSORS_F32, TOKENS, HIDDEN, 0);
-    d->y = (const float *)tensor(d, "y", SAFETENSORS_F32, TOKENS, HIDDEN, 0);
-    d->topk_ids = (const int32_t *)tensor(d, "topk_ids", SAFETENSORS_I32, TOKENS, TOP_K, 0);
-    d->topk_weights = (const float *)tensor(d, "topk_weights", SAFETENSORS_F32, TOKENS, TOP_K, 0);
-    d->gate_up =
-        (const uint16_t *)tensor(d, "experts.gate_up_proj", SAFETENSORS_BF16, EXPERTS, 2 * INTERMEDIATE, HIDDEN);
-    d->down = (const uint16_t *)tensor(d, "experts.down_proj", SAFETENSORS_BF16, EXPERTS, HIDDEN, INTERMEDIATE);
+    d->logits = (float *)tensor(d, &file, "layers.2.router_logits", GGUF_TYPE_F32, TOKENS, EXPERTS, 1);
+    d->x = (float *)tensor(d, &file, "x", GGUF_TYPE_F32, TOKENS, HIDDEN, 1);
+    d->y = (float *)tensor(d, &file, "y", GGUF_TYPE_F32, TOKENS, HIDDEN, 1);
+    d->topk_ids = (int32_t *)tensor(d, &file, "topk_ids", GGUF_TYPE_I32, TOKENS, TOP_K, 1);
+    d->topk_weights = (float *)tensor(d, &file, "topk_weights", GGUF_TYPE_F32, TOKENS, TOP_K, 1);
+    d->gate_up = (uint16_t *)tensor(d, &file, "blk.2.ffn_gate_up_exps.weight", GGUF_TYPE_BF16, EXPERTS, 2 * INTERMEDIATE, HIDDEN);
+    d->down = (uint16_t *)tensor(d, &file, "blk.2.ffn_down_exps.weight", GGUF_TYPE_BF16, EXPERTS, HIDDEN, INTERMEDIATE);
+    gguf_close(&file);
 }
 
 /* ---- the device ---- */
@@ -628,7 +637,7 @@ static const char usage[] =
     "  --cpu        use the CPU backend\n"
     "  --gpu        use the GPU, and fail where there is none; without either, the GPU\n"
     "               where there is one\n"
-    "  --data FILE  the recorded layer (default tests/data/tiny_moe.safetensors)\n"
+    "  --data FILE  the recorded layer (default tests/data/tiny_moe.gguf)\n"
     "  --help       print this\n"
     "\n"
     "Exit status: 0 when all is as expected, 1 when something is wrong, 2 when kernels have\n"
@@ -641,7 +650,7 @@ static void usage_error(const char *what, const char *option) {
 
 static void parse_options(demo *d, int argc, char **argv) {
     int i;
-    d->path = "tests/data/tiny_moe.safetensors";
+    d->path = "tests/data/tiny_moe.gguf";
     for (i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {
             fputs(usage, stdout);
@@ -680,7 +689,13 @@ static void clean_up(demo *d) {
     moe_route_context_destroy(d->context);
     if (d->on_gpu) gpu_stream_destroy(&d->gpu, d->stream);
     gpu_close(&d->gpu);
-    safetensors_close(&d->file);
+    free(d->logits);
+    free(d->x);
+    free(d->y);
+    free(d->topk_weights);
+    free(d->topk_ids);
+    free(d->gate_up);
+    free(d->down);
 }
 
 int main(int argc, char **argv) {

@@ -9,7 +9,7 @@
 
 #include "support/test.h"
 #include "support/device.h"
-#include "support/json.h"
+#include "../examples/config.h"
 #include "../examples/safetensors.h"
 
 static test_device device;
@@ -17,47 +17,26 @@ static int small_size;
 
 /* ---- a model from its config.json ---- */
 
-typedef struct config_text { /* what a moe_route_model points at */
-    char model_type[80], scoring_func[32];
-} config_text;
-
-static uint32_t config_count(const char *entry, const char *keys) { return (uint32_t)json_number(json_find_any(entry, keys)); }
-
 /* `name` stands for the type where the entry doesn't name it. */
-static void config_model(const char *entry, const char *name, config_text *text, moe_route_model *model) {
-    const char *norm = json_find_any(entry, "norm_topk_prob moe_renormalize"), *scale, *global_scale = json_find(entry, "global_scale");
-    memset(model, 0, sizeof *model);
-    json_string(json_find(entry, "model_type"), text->model_type, sizeof text->model_type);
-    if (!text->model_type[0]) snprintf(text->model_type, sizeof text->model_type, "%s", name);
-    json_string(json_find_any(entry, "scoring_func expert_selection_fn"), text->scoring_func, sizeof text->scoring_func);
-    model->model_type = text->model_type;
-    model->scoring_func = text->scoring_func[0] ? text->scoring_func : NULL;
-    model->num_experts = config_count(entry, "num_experts num_local_experts n_routed_experts moe_num_experts");
-    model->top_k = config_count(entry, "num_experts_per_tok num_experts_per_token moe_topk moe_k top_k_experts moe_top_k");
-    model->num_groups = config_count(entry, "n_group num_expert_group");
-    model->topk_groups = config_count(entry, "topk_group");
-    model->num_shared_experts = config_count(entry, "n_shared_experts");
-    model->num_zero_experts = config_count(entry, "zero_expert_num");
-    model->norm_topk_prob = !norm ? MOE_ROUTE_AUTO : json_number(norm) != 0 ? MOE_ROUTE_ON : MOE_ROUTE_OFF;
-    scale = json_find_any(entry, "routed_scaling_factor route_scale router_scaling_factor moe_router_scaling_factor moe_routed_scaling_factor");
-    model->scale = scale ? (float)json_number(scale) : 1.0f;
-    if (global_scale) model->scale *= (float)json_number(global_scale);
-    model->softcap = (float)json_number(json_find(entry, "moe_router_logit_softcapping"));
-    model->jitter = (float)json_number(json_find(entry, "router_jitter_noise"));
-    model->norm_min = (float)json_number(json_find(entry, "moe_norm_min"));
-    model->hash_layer = (int32_t)config_count(entry, "hash_layer");
-    model->vocab_size = config_count(entry, "vocab_size");
-    model->swiglu_limit = (float)json_number(json_find(entry, "swiglu_limit"));
-    model->hidden_size = config_count(entry, "hidden_size");
-    model->intermediate_size = config_count(entry, "intermediate_size");
+static void entry_model(const cJSON *entry, const char *name, moe_route_model *model) {
+    const cJSON *global_scale = cJSON_GetObjectItemCaseSensitive(entry, "global_scale");
+    config_model(entry, 0, model);
+    if (!model->model_type) model->model_type = name;
+    if (global_scale) model->scale *= (float)global_scale->valuedouble; /* which is a tensor of the checkpoint */
+}
+
+/* A list of words in a text, to be cut by strtok(). */
+static void entry_words(const cJSON *entry, const char *key, char *words, size_t size) {
+    const char *text = config_text(entry, key);
+    snprintf(words, size, "%s", text ? text : "");
 }
 
 /* The same without what the entry calls a default: what presets assume is what transformers assumes. */
-static void check_defaults(const char *entry, const char *name, const moe_route_model *model, const moe_route_layer_desc *desc) {
+static void check_defaults(const cJSON *entry, const char *name, const moe_route_model *model, const moe_route_layer_desc *desc) {
     char defaults[256], *key;
     moe_route_model shorter = *model;
     moe_route_layer_desc other;
-    json_string(json_find(entry, "defaults"), defaults, sizeof defaults);
+    entry_words(entry, "defaults", defaults, sizeof defaults);
     for (key = strtok(defaults, " "); key; key = strtok(NULL, " ")) {
         if (strcmp(key, "norm_topk_prob") == 0 || strcmp(key, "moe_renormalize") == 0) shorter.norm_topk_prob = MOE_ROUTE_AUTO;
         else if (strcmp(key, "router_jitter_noise") == 0) shorter.jitter = 0;
@@ -255,9 +234,8 @@ static device_buffer upload_tensor(safetensors_file *file, const char *name, con
 }
 
 /* The experts of one model over given ids and weights: what transformers computed, within the rounding of f32. */
-static void run_experts(safetensors_file *file, const char *name, const char *entry) {
+static void run_experts(safetensors_file *file, const char *name, const cJSON *entry) {
     static const char *const inputs[] = {"gate_up", "down", "gate_up_bias", "down_bias", "x", "ids", "expert_weights"};
-    config_text text;
     moe_route_model model;
     moe_route_layer_desc desc;
     moe_route_layer *layer = NULL;
@@ -265,7 +243,7 @@ static void run_experts(safetensors_file *file, const char *name, const char *en
     device_buffer buffers[7], y, workspace;
     const safetensors_tensor *want = find_tensor(file, name, "experts.y");
     size_t workspace_size = 0, i;
-    config_model(entry, name, &text, &model);
+    entry_model(entry, name, &model);
     REQUIRE(want && moe_route_preset(device.context, &model, &desc) == MOE_ROUTE_OK, "%s: %s", name, device_message(&device));
     check_defaults(entry, name, &model, &desc);
     for (i = 0; i < 7; i++) buffers[i] = upload_tensor(file, name, inputs[i]);
@@ -335,21 +313,20 @@ static void mark_seen(const char *model_type) {
 }
 
 /* `experts`: the object of all types' experts, or NULL. */
-static void run_entry(safetensors_file *file, const char *name, const char *entry, const char *experts, int bias_in_logits, tally *sum) {
-    config_text text;
+static void run_entry(safetensors_file *file, const char *name, const cJSON *entry, const cJSON *experts, int bias_in_logits, tally *sum) {
     moe_route_model model;
     moe_route_layer_desc desc, other;
     router_data data;
     char outer[256], *word;
-    config_model(entry, name, &text, &model);
+    entry_model(entry, name, &model);
     if (!CHECK(moe_route_preset(device.context, &model, &desc) == MOE_ROUTE_OK, "%s: %s", name, device_message(&device)) || !find_router(file, name, &data)) return;
-    mark_seen(text.model_type);
-    CHECK(!(desc.needs & MOE_ROUTE_NEED_OTHER_EXPERTS) == (json_find(experts, text.model_type) != NULL) || !experts, "%s: its experts are %s", name, desc.needs & MOE_ROUTE_NEED_OTHER_EXPERTS ? "there" : "missing");
+    mark_seen(model.model_type);
+    CHECK(!(desc.needs & MOE_ROUTE_NEED_OTHER_EXPERTS) == (cJSON_GetObjectItemCaseSensitive(experts, model.model_type) != NULL) || !experts, "%s: its experts are %s", name, desc.needs & MOE_ROUTE_NEED_OTHER_EXPERTS ? "there" : "missing");
     if (!CHECK(desc.router.num_experts + desc.router.num_shared_experts == data.width && desc.router.top_k == data.top_k && desc.router.num_shared_experts == data.num_shared,
                "%s: %u + %u experts, top-%u", name, desc.router.num_experts, desc.router.num_shared_experts, desc.router.top_k))
         return;
     check_defaults(entry, name, &model, &desc);
-    json_string(json_find(entry, "outer_types"), outer, sizeof outer);
+    entry_words(entry, "outer_types", outer, sizeof outer);
     for (word = strtok(outer, " "); word; word = strtok(NULL, " ")) { /* the same layer by the whole model's type */
         model.model_type = word;
         CHECK(moe_route_preset(device.context, &model, &other) == MOE_ROUTE_OK, "%s: %s", word, device_message(&device));
@@ -366,24 +343,20 @@ static void run_entry(safetensors_file *file, const char *name, const char *entr
 /* bias_in_logits: a router's logits are those after its bias. */
 static tally run_files(const char *tensors, const char *configurations, int bias_in_logits) {
     safetensors_file file;
-    char *text = json_read_file(configurations);
-    json_members routers = json_begin(json_find(text, "routers")), experts = json_begin(json_find(text, "experts"));
+    char error[256];
+    cJSON *tree = config_read(configurations, error, sizeof error);
+    const cJSON *routers = cJSON_GetObjectItemCaseSensitive(tree, "routers"), *experts = cJSON_GetObjectItemCaseSensitive(tree, "experts"), *entry;
     tally sum = {0, 0, 0, 0};
+    CHECK(tree != NULL, "%s", error);
     if (CHECK(safetensors_open(&file, tensors), "%s: %s", tensors, file.error)) {
-        while (json_next(&routers)) {
-            char name[80];
-            snprintf(name, sizeof name, "%.*s", (int)routers.name_length, routers.name);
-            run_entry(&file, name, routers.value, json_find(text, "experts"), bias_in_logits, &sum);
-        }
-        while (json_next(&experts)) {
-            char name[80];
-            snprintf(name, sizeof name, "%.*s", (int)experts.name_length, experts.name);
-            run_experts(&file, name, experts.value);
+        cJSON_ArrayForEach(entry, routers) run_entry(&file, entry->string, entry, experts, bias_in_logits, &sum);
+        cJSON_ArrayForEach(entry, experts) {
+            run_experts(&file, entry->string, entry);
             sum.experts++;
         }
         safetensors_close(&file);
     }
-    free(text);
+    cJSON_Delete(tree);
     /* Random logits rarely meet an order that is nobody's definition. */
     CHECK(sum.excused * 50 <= sum.rows, "%u of %u rows choose other experts of the same score", sum.excused, sum.rows);
     return sum;

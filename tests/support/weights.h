@@ -74,7 +74,10 @@ typedef struct weights_shape {
 
 TEST_FUNCTION void fill_random_bytes(test_random *random, void *bytes, size_t size) {
     size_t i;
-    for (i = 0; i < size; i++) ((unsigned char *)bytes)[i] = (unsigned char)random_below(random, 256);
+    for (i = 0; i < size; i += 8) {
+        const uint64_t some = random_next(random);
+        memcpy((unsigned char *)bytes + i, &some, size - i < 8 ? size - i : 8);
+    }
 }
 
 /* How large codes of a format are on average, so that scales can make weights of a wanted size. */
@@ -148,27 +151,9 @@ TEST_FUNCTION void stored_gguf_create(test_random *random, moe_route_format form
     for (i = 0; i < num_rows; i++) moer_cpu_gguf_row(format, (const unsigned char *)stored->data + i * (inner / block.values) * block.bytes, inner, stored->values + i * inner);
 }
 
-/* Weights of deviation 1 / sqrt(inner), as `description` says without its addresses; finite. */
-TEST_FUNCTION void stored_weights_create(test_random *random, const moe_route_weights *description, int zero_points, int global_scales, int interleaved, uint32_t num_experts, uint32_t rows, uint32_t inner,
-                                         stored_weights *stored) {
+TEST_FUNCTION weights_shape weights_shape_of(const moe_route_weights *description, uint32_t num_experts, uint32_t rows, uint32_t inner) {
     const moe_route_format format = description->format;
-    const size_t num_rows = (size_t)num_experts * rows, count = num_rows * inner;
-    const float deviation = 1.0f / sqrtf((float)inner), scale_deviation = deviation / weights_code_deviation(format, zero_points);
     weights_shape shape;
-    size_t i, num_scales;
-    uint32_t e, n, k;
-    memset(stored, 0, sizeof *stored);
-    stored->values = (float *)model_alloc(count * 4);
-    if (format <= MOE_ROUTE_FORMAT_BF16) {
-        const moe_route_dtype dtype = format == MOE_ROUTE_FORMAT_F32 ? MOE_ROUTE_F32 : format == MOE_ROUTE_FORMAT_F16 ? MOE_ROUTE_F16 : MOE_ROUTE_BF16;
-        stored->data_size = count * model_dtype_size(dtype);
-        stored->data = model_random_array(random, count, dtype, deviation, stored->values);
-        return;
-    }
-    if (format > MOE_ROUTE_FORMAT_GGUF) {
-        stored_gguf_create(random, format, num_rows, inner, stored);
-        return;
-    }
     shape.num_experts = num_experts;
     shape.rows = rows;
     shape.inner = inner;
@@ -177,8 +162,17 @@ TEST_FUNCTION void stored_weights_create(test_random *random, const moe_route_we
     shape.groups = (uint32_t)quantize_groups(inner, shape.group_size);
     shape.group_rows = description->group_rows ? description->group_rows : 1;
     shape.scale_rows = (rows + shape.group_rows - 1) / shape.group_rows;
-    num_scales = (size_t)num_experts * shape.scale_rows * shape.groups;
-    stored->data_size = count * shape.bits / 8;
+    return shape;
+}
+
+/* What is stored, of weights of deviation 1 / sqrt(inner), in INT8 to NVFP4. `stored` is all zero. */
+TEST_FUNCTION void stored_weights_fill(test_random *random, const moe_route_weights *description, int zero_points, int global_scales, const weights_shape *shape, stored_weights *stored) {
+    const moe_route_format format = description->format;
+    const size_t num_rows = (size_t)shape->num_experts * shape->rows;
+    const float deviation = 1.0f / sqrtf((float)shape->inner), scale_deviation = deviation / weights_code_deviation(format, zero_points);
+    size_t i, num_scales;
+    num_scales = (size_t)shape->num_experts * shape->scale_rows * shape->groups;
+    stored->data_size = num_rows * shape->inner * shape->bits / 8;
     stored->data = model_alloc(stored->data_size);
     fill_random_bytes(random, stored->data, stored->data_size);
     for (i = 0; format == MOE_ROUTE_FORMAT_FP8 && i < stored->data_size; i++) {
@@ -200,16 +194,39 @@ TEST_FUNCTION void stored_weights_create(test_random *random, const moe_route_we
         free(scale_values);
     }
     if (zero_points && (format == MOE_ROUTE_FORMAT_INT8 || format == MOE_ROUTE_FORMAT_INT4)) {
-        stored->zero_points_size = num_rows * (shape.bits == 8 ? shape.groups : (shape.groups + 1) / 2);
+        stored->zero_points_size = num_rows * (shape->bits == 8 ? shape->groups : (shape->groups + 1) / 2);
         stored->zero_points = model_alloc(stored->zero_points_size);
         fill_random_bytes(random, stored->zero_points, stored->zero_points_size);
     }
     if (global_scales) {
-        const size_t global_count = description->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR ? 1 : description->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT ? num_experts : num_experts * 2u;
+        const size_t global_count = description->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_TENSOR ? 1 : description->global_scales_shape == MOE_ROUTE_GLOBAL_SCALES_PER_EXPERT ? shape->num_experts : shape->num_experts * 2u;
         stored->global_scales_size = global_count * 4;
         stored->global_scales = model_alloc(stored->global_scales_size);
         for (i = 0; i < global_count; i++) ((float *)stored->global_scales)[i] = (random_uniform(random) + 0.5f) * scale_deviation;
     }
+}
+
+/* Weights of deviation 1 / sqrt(inner), as `description` says without its addresses; finite. */
+TEST_FUNCTION void stored_weights_create(test_random *random, const moe_route_weights *description, int zero_points, int global_scales, int interleaved, uint32_t num_experts, uint32_t rows, uint32_t inner,
+                                         stored_weights *stored) {
+    const moe_route_format format = description->format;
+    const size_t num_rows = (size_t)num_experts * rows, count = num_rows * inner;
+    weights_shape shape;
+    uint32_t e, n, k;
+    memset(stored, 0, sizeof *stored);
+    stored->values = (float *)model_alloc(count * 4);
+    if (format <= MOE_ROUTE_FORMAT_BF16) {
+        const moe_route_dtype dtype = format == MOE_ROUTE_FORMAT_F32 ? MOE_ROUTE_F32 : format == MOE_ROUTE_FORMAT_F16 ? MOE_ROUTE_F16 : MOE_ROUTE_BF16;
+        stored->data_size = count * model_dtype_size(dtype);
+        stored->data = model_random_array(random, count, dtype, 1.0f / sqrtf((float)inner), stored->values);
+        return;
+    }
+    if (format > MOE_ROUTE_FORMAT_GGUF) {
+        stored_gguf_create(random, format, num_rows, inner, stored);
+        return;
+    }
+    shape = weights_shape_of(description, num_experts, rows, inner);
+    stored_weights_fill(random, description, zero_points, global_scales, &shape, stored);
     for (e = 0; e < num_experts; e++)
         for (n = 0; n < rows; n++)
             for (k = 0; k < inner; k++) stored->values[((size_t)e * rows + n) * inner + k] = stored_value(description, stored, &shape, interleaved, e, n, k);
