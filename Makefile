@@ -3,6 +3,8 @@
 #
 #   make            moe_route.h, from src/ and kernels_src/
 #   make demo       one layer of a trained model, on the GPU where there is one
+#   make build/moe_route   the command: what a machine has, kernels compiled ahead, benchmark, routing, self-test (docs/command.md)
+#   make bench      its benchmark; BENCH="--layer --svg layers.svg" passes options on
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
 #   make clean
@@ -49,13 +51,22 @@ build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetens
 demo: build/demo
 	@tools/with_nvrtc.sh build/demo
 
-# ---- the benchmark ----
+# ---- the command: info, warm, bench, route, check ----
 
-build/bench: bench/bench.c bench/floors.h examples/gpu.h moe_route.h | build
-	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ bench/bench.c $(LDLIBS)
+# JSON is read with cJSON; without it there is no --config, and the command says so.
+CJSON_CFLAGS := $(shell pkg-config --cflags libcjson 2>/dev/null)
+CJSON_LIBS := $(shell pkg-config --libs libcjson 2>/dev/null)
+COMMAND_SOURCES = $(wildcard tools/moe_route/*) $(wildcard tests/support/*.h) bench/floors.h examples/gpu.h examples/quantize.h moe_route.h
+COMMAND = -I. $(if $(CJSON_LIBS),-DHAVE_CJSON $(CJSON_CFLAGS)) -o $@ tools/moe_route/main.c $(LDLIBS) $(CJSON_LIBS)
 
-bench: build/bench
-	@tools/with_nvrtc.sh build/bench $(BENCH)
+build/moe_route: $(COMMAND_SOURCES) | build
+	$(CC) $(CFLAGS) $(WARNINGS) $(COMMAND)
+
+build/sanitized_command: $(COMMAND_SOURCES) | build
+	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra $(COMMAND)
+
+bench: build/moe_route
+	@tools/with_nvrtc.sh -s 4 build/moe_route bench $(BENCH)
 
 # ---- tests ----
 
@@ -83,8 +94,8 @@ THREAD_RUNS = build/threads_cache_threads
 build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
-PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh tests/test_command.sh
+PROGRAMS = build/demo build/moe_route build/sanitized_command build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
@@ -99,8 +110,9 @@ test: moe_route.h $(PROGRAMS) build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_R
 build/bench_startup: bench/startup.c moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
 
-test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
-	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
+test-gpu: moe_route.h build/demo build/moe_route $(DEVICE_TESTS:%=build/%)
+	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu' \
+	    'build/moe_route check >build/check.txt && echo PASS check_of_the_gpu'
 
 clean:
 	rm -rf build dist
