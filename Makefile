@@ -4,6 +4,8 @@
 #   make            moe_route.h, from src/ and kernels_src/
 #   make demo       one layer of a trained model, on the GPU where there is one
 #   make run_layer  build/run_layer, which runs a layer of any checkpoint
+#   make build/moe_route   the command: what a machine has, kernels compiled ahead, benchmark, routing, self-test (docs/command.md)
+#   make bench      its benchmark; BENCH="--layer --svg layers.svg" passes options on
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
 #   make examples   the small programs of examples/, into build/examples
@@ -123,13 +125,21 @@ run_layer: build/run_layer
 build/sanitized_run_layer: examples/run_layer.c $(wildcard examples/*.h) moe_route.h | build/cjson
 	$(CC) $(SANITIZED) $(SANITIZE) $(CJSON_CFLAGS) $(WARNINGS) -I. -o $@ examples/run_layer.c $(CJSON_LIBS) $(LDLIBS)
 
-# ---- the benchmark ----
+# ---- the command: info, warm, bench, route, check ----
 
-build/bench: bench/bench.c bench/floors.h examples/gpu.h moe_route.h | build
-	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ bench/bench.c $(LDLIBS)
+# Without cJSON there is no --config, and the command says so.
+WITH_CJSON = $(if $(shell printf '\043include <cjson/cJSON.h>\n' | $(CC) $(CJSON_CFLAGS) -E - >/dev/null 2>&1 && echo yes),-DHAVE_CJSON $(CJSON_CFLAGS))
+COMMAND_SOURCES = $(wildcard tools/moe_route/*) $(wildcard tests/support/*.h) bench/floors.h examples/gpu.h examples/quantize.h moe_route.h
+COMMAND = -I. $(WITH_CJSON) -o $@ tools/moe_route/main.c $(LDLIBS) $(if $(WITH_CJSON),$(CJSON_LIBS))
 
-bench: build/bench
-	@tools/with_nvrtc.sh build/bench $(BENCH)
+build/moe_route: $(COMMAND_SOURCES) | build
+	$(CC) $(CFLAGS) $(WARNINGS) $(COMMAND)
+
+build/sanitized_command: $(COMMAND_SOURCES) | build
+	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra $(COMMAND)
+
+bench: build/moe_route
+	@tools/with_nvrtc.sh -s 4 build/moe_route bench $(BENCH)
 
 # ---- tests ----
 
@@ -158,9 +168,9 @@ build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
 SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_run_layer.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh \
-    tests/test_windows.sh tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
+    tests/test_windows.sh tests/test_command.sh tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
     'MOE_ROUTE_TEST_EMULATION="$(EMULATION_ENVIRONMENT)" tests/test_examples.sh'
-PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/bench build/bench_startup build/one_layer build/test_nvrtc
+PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
@@ -175,9 +185,9 @@ test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/san
 build/bench_startup: bench/startup.c moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
 
-test-gpu: moe_route.h build/demo build/run_layer build/sanitized_run_layer $(DEVICE_TESTS:%=build/%) examples
+test-gpu: moe_route.h build/demo build/run_layer build/sanitized_run_layer build/moe_route $(DEVICE_TESTS:%=build/%) examples
 	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'tests/test_examples.sh --gpu' 'TEST_DEVICE=gpu tests/test_run_layer.sh' \
-	    'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu'
+	    'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu' 'build/moe_route check >build/check.txt && echo PASS check_of_the_gpu'
 
 # The files that .clang-format can keep as they are.
 format:

@@ -703,6 +703,11 @@ typedef struct moe_route_variant_info {
     size_t cubin_size;
 } moe_route_variant_info;
 
+/* How many variants a layer of this description will use, 0 on the CPU backend: for showing how far its creation has come, which
+   logs a line for each that isn't in memory yet. The description is checked as when the layer is created; nothing is compiled. */
+MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context *context, const moe_route_layer_desc *desc,
+                                                              uint32_t *count);
+
 /* How many variants the layer uses, and the description of one (0 to that number - 1; others are refused). */
 MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index,
@@ -10524,13 +10529,18 @@ static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     return status;
 }
 
-/* Makes all variants that the layer needs, and lists each of them once. */
-static moe_route_status moer_layer_make_variants(moe_route_layer *layer) {
-    moe_route_status status;
-    uint32_t i, j;
+/* Lists all variants that the layer needs, in layer->wanted; some of them more than once. */
+static moe_route_status moer_layer_want_variants(moe_route_layer *layer) {
     layer->wanted = (moer_wanted *)moer_alloc(layer->context, sizeof *layer->wanted);
     if (layer->wanted == NULL) return moer_fail(layer->context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
-    status = moer_layer_need_all(layer);
+    return moer_layer_need_all(layer);
+}
+
+/* Makes all variants that the layer needs, and lists each of them once. */
+static moe_route_status moer_layer_make_variants(moe_route_layer *layer) {
+    moe_route_status status = moer_layer_want_variants(layer);
+    uint32_t i, j;
+    if (layer->wanted == NULL) return status;
     if (status == MOE_ROUTE_OK) status = moer_wanted_make(layer->context, layer->wanted);
     for (i = 0; i < layer->wanted->count && status == MOE_ROUTE_OK; i++) {
         const moer_variant *variant = *layer->wanted->items[i].variant;
@@ -10593,6 +10603,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
 
 /* ---- creating and destroying ---- */
 
+/* All but the variants. */
 static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moer_workspace workspace;
     uint32_t pairs;
@@ -10615,7 +10626,7 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
         layer->down_parts = 4;
         while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
     }
-    return layer->context->device == MOE_ROUTE_DEVICE_CPU ? MOE_ROUTE_OK : moer_layer_make_variants(layer);
+    return MOE_ROUTE_OK;
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
@@ -10630,12 +10641,36 @@ MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context
     if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
     layer->context = context;
     status = moer_layer_fill(layer, desc);
+    if (status == MOE_ROUTE_OK && context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_make_variants(layer);
     if (status != MOE_ROUTE_OK) {
         moer_free(context, layer);
         return status;
     }
     *out = layer;
     return MOE_ROUTE_OK;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context *context, const moe_route_layer_desc *desc, uint32_t *count) {
+    moe_route_layer *layer;
+    moe_route_status status;
+    uint32_t i, j;
+    if (count != NULL) *count = 0;
+    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (desc == NULL || count == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_count_variants: %s is NULL", desc == NULL ? "desc" : "count");
+    status = moer_context_check(context, "moe_route_layer_count_variants");
+    if (status != MOE_ROUTE_OK) return status;
+    layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
+    if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    layer->context = context;
+    status = moer_layer_fill(layer, desc);
+    if (status == MOE_ROUTE_OK && context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_want_variants(layer);
+    for (i = 0; status == MOE_ROUTE_OK && layer->wanted != NULL && i < layer->wanted->count; i++) {
+        for (j = 0; layer->wanted->items[j].family != layer->wanted->items[i].family || strcmp(layer->wanted->items[j].defines, layer->wanted->items[i].defines) != 0; j++) {}
+        *count += j == i; /* the first of its kind */
+    }
+    moer_free(context, layer->wanted);
+    moer_free(context, layer);
+    return status;
 }
 
 MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer) {

@@ -684,6 +684,11 @@ typedef struct moe_route_variant_info {
     size_t cubin_size;
 } moe_route_variant_info;
 
+/* How many variants a layer of this description will use, 0 on the CPU backend: for showing how far its creation has come, which
+   logs a line for each that isn't in memory yet. The description is checked as when the layer is created; nothing is compiled. */
+MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context *context, const moe_route_layer_desc *desc,
+                                                              uint32_t *count);
+
 /* How many variants the layer uses, and the description of one (0 to that number - 1; others are refused). */
 MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index,

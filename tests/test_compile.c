@@ -29,10 +29,13 @@ typedef struct compilation { /* of all layers for one architecture */
 
 static void compile_layer(compilation *c, moe_route_context *context, const moe_route_layer_desc *desc, const char *what) {
     moe_route_layer *layer = NULL;
+    uint32_t count;
     if (c->failure[0]) return;
-    if (moe_route_layer_create(context, desc, &layer) != MOE_ROUTE_OK) {
+    if (moe_route_layer_count_variants(context, desc, &count) != MOE_ROUTE_OK || moe_route_layer_create(context, desc, &layer) != MOE_ROUTE_OK) {
         const size_t length = (size_t)snprintf(c->failure, sizeof c->failure, "%s: ", what);
         moe_route_message(context, c->failure + length, sizeof c->failure - length);
+    } else if (moe_route_layer_num_variants(layer) != count) {
+        snprintf(c->failure, sizeof c->failure, "%s: %u variants, counted as %u", what, moe_route_layer_num_variants(layer), count);
     }
     moe_route_layer_destroy(layer);
 }

@@ -625,12 +625,20 @@ TEST(null_pointers_are_refused) {
     moe_route_variant_info variant;
     moe_route_plan plan;
     size_t size = 1;
+    uint32_t count = 1;
     describe(&desc, ROUTER);
     CHECK(moe_route_layer_create(NULL, &desc, &layer) == MOE_ROUTE_ERROR_ARGUMENT && layer == NULL, "context NULL");
     CHECK(moe_route_layer_create(context, &desc, NULL) == MOE_ROUTE_ERROR_ARGUMENT && strstr(message_of(context), "layer is NULL"), "layer NULL: %s", message_of(context));
     CHECK(moe_route_layer_create(context, NULL, &layer) == MOE_ROUTE_ERROR_ARGUMENT && strstr(message_of(context), "desc is NULL"), "desc NULL: %s", message_of(context));
     CHECK(layer == NULL, "*layer isn't NULL");
     REQUIRE(moe_route_layer_create(context, &desc, &layer) == MOE_ROUTE_OK, "%s", message_of(context));
+    CHECK(moe_route_layer_count_variants(NULL, &desc, &count) == MOE_ROUTE_ERROR_ARGUMENT && count == 0, "count_variants: context NULL");
+    CHECK(moe_route_layer_count_variants(context, &desc, NULL) == MOE_ROUTE_ERROR_ARGUMENT && strstr(message_of(context), "count is NULL"), "count NULL: %s", message_of(context));
+    count = 1;
+    CHECK(moe_route_layer_count_variants(context, NULL, &count) == MOE_ROUTE_ERROR_ARGUMENT && count == 0 && strstr(message_of(context), "desc is NULL"), "count_variants: desc NULL: %s", message_of(context));
+    desc.router.top_k = 0;
+    count = 1;
+    CHECK(moe_route_layer_count_variants(context, &desc, &count) == MOE_ROUTE_ERROR_ARGUMENT && count == 0 && strstr(message_of(context), "top_k is 0"), "count_variants: top_k 0: %s", message_of(context));
     CHECK(moe_route_layer_workspace_size(NULL, 1, &size) == MOE_ROUTE_ERROR_ARGUMENT && size == 0, "workspace_size: layer NULL");
     CHECK(moe_route_layer_workspace_size(layer, 1, NULL) == MOE_ROUTE_ERROR_ARGUMENT && strstr(message_of(context), "size is NULL"), "size NULL: %s", message_of(context));
     size = 1;
@@ -720,6 +728,7 @@ static moe_route_status create_with(counter *c, moe_route_device kind, unsigned 
     moe_route_context_desc context_desc;
     moe_route_context *context = NULL;
     moe_route_layer *layer = NULL;
+    uint32_t count = 0;
     moe_route_layer_desc desc;
     moe_route_status status;
     memset(c, 0, sizeof *c);
@@ -739,6 +748,8 @@ static moe_route_status create_with(counter *c, moe_route_device kind, unsigned 
         describe(&desc, ROUTER);
         desc.experts.hidden_size = 8;
         desc.operations = MOE_ROUTE_OPERATION_EXPAND;
+        if (status == MOE_ROUTE_OK) status = moe_route_layer_count_variants(context, &desc, &count);
+        CHECK(count == (status == MOE_ROUTE_OK && kind == MOE_ROUTE_DEVICE_COMPILE), "%u variants and %s", (unsigned)count, moe_route_status_name(status));
         if (status == MOE_ROUTE_OK) status = moe_route_layer_create(context, &desc, &layer);
         CHECK((status == MOE_ROUTE_OK) == (layer != NULL), "a layer and %s", moe_route_status_name(status));
         if (status != MOE_ROUTE_OK) {
