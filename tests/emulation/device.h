@@ -229,9 +229,23 @@ struct emulation_shared {
     EMULATION_MEMBER emulation_int4 four(emulation_index index) const {
         static_assert(sizeof(T) == 4, "shared_load_4 is for elements of 4 bytes");
         emulation_int4 result;
-        emulation->shared_load_4(array, index.value, index.file, index.line);
+        emulation->shared_vector(array, index.value, 4, EMULATION_READ, index.file, index.line);
         __builtin_memcpy(&result, data + index.value, sizeof result);
         return result;
+    }
+    template <u32 N, class V>
+    EMULATION_MEMBER void store(emulation_index index, V value) const {
+        static_assert(sizeof(T) == 4, "shared_store_2 and shared_store_4 are for elements of 4 bytes");
+        emulation->shared_vector(array, index.value, N, EMULATION_WRITE, index.file, index.line);
+        __builtin_memcpy(data + index.value, &value, sizeof value);
+    }
+    EMULATION_MEMBER void load_matrices(emulation_index index, u32 (&d)[4]) const { /* each lane reads the whole row that holds its elements */
+        static_assert(sizeof(T) == 4, "shared_load_matrices is for elements of 4 bytes");
+        for (u32 m = 0; m < 4; m++) {
+            const u32 row = emulation->collective(EMULATION_SHUFFLE, (u32)index.value, m * 8 + lane_index() / 4, index.file, index.line);
+            emulation->shared_vector(array, row, 4, EMULATION_READ, index.file, index.line);
+            d[m] = data[row + lane_index() % 4];
+        }
     }
     EMULATION_MEMBER void copy_async(emulation_index index, const void *p) const {
         static_assert(16 % sizeof(T) == 0, "copy_async_16 is for whole elements");
@@ -246,6 +260,9 @@ struct emulation_shared {
     const emulation_shared<type> name = {&name##_array, name##_data}
 
 #define shared_load_4(array, i) ((array).four(i))
+#define shared_store_2(array, i, value) ((array).template store<2>(i, value))
+#define shared_store_4(array, i, value) ((array).template store<4>(i, value))
+#define shared_load_matrices(array, i, d) ((array).load_matrices(i, d))
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */
