@@ -660,7 +660,7 @@ MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_launch_info {
-    char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
+    char kernel[32];       /* the kernel, such as "route" or "maps_scatter" (of the family "maps") */
     char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
@@ -838,15 +838,12 @@ typedef struct moer_route_args {
     float scale;
 } moer_route_args;
 
-/* maps.cu: the sort of any number of pairs, in three launches */
+/* maps.cu: the sort of any number of pairs, in two launches */
 typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
-    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the
-                                                 first row of that share */
-    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */
-    MOER_ADDRESS(int) aligned_offsets;        /* [E_local + 1], or null without aligned outputs */
+    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */
     moer_maps_out maps;
     unsigned int num_pairs;                   /* T * k */
     unsigned int num_blocks;
@@ -1556,7 +1553,7 @@ struct moe_route_layer {
 /* Where things lie in the workspace of one call, in bytes from its start. */
 typedef struct moer_workspace {
     size_t ids, weights, row_to_pair, pair_to_row, row_to_expert, distinct_experts, distinct_offsets, distinct_count;
-    size_t expert_offsets, aligned_offsets, block_counts; /* more than MOER_SMALL_PAIRS pairs, or the CPU */
+    size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
     size_t h, partial;                                    /* fused layer */
     size_t scratch;                                       /* CPU */
     size_t size;
@@ -1568,7 +1565,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
-static uint32_t moer_maps_blocks(uint32_t num_pairs); /* blocks of the maps' count and scatter */
+static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -1853,15 +1850,12 @@ static const char *const moer_source_1[] = { /* args.h */
     "    float scale;\n"
     "} moer_route_args;\n"
     "\n"
-    "/* maps.cu: the sort of any number of pairs, in three launches */\n"
+    "/* maps.cu: the sort of any number of pairs, in two launches */\n"
     "typedef struct moer_maps_args {\n"
     "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
     "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the\n"
-    "                                                 first row of that share */\n"
-    "    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */\n"
-    "    MOER_ADDRESS(int) aligned_offsets;        /* [E_local + 1], or null without aligned outputs */\n"
+    "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */\n"
     "    moer_maps_out maps;\n"
     "    unsigned int num_pairs;                   /* T * k */\n"
     "    unsigned int num_blocks;\n"
@@ -1880,10 +1874,10 @@ static const char *const moer_source_1[] = { /* args.h */
     "    moer_weights_args weights;\n"
     "    moer_weights_args up_weights;              /* [E_local, N, K] where UP_APART is 1 */\n"
     "    MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */\n"
-    "    MOER_ADDRESS(const void) up_bias;          /* likewise */\n",
+    "    MOER_ADDRESS(const void) up_bias;          /* likewise */\n"
     "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n"
     "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
-    "    MOER_ADDRESS(const int) distinct_experts;\n"
+    "    MOER_ADDRESS(const int) distinct_experts;\n",
     "    MOER_ADDRESS(const int) distinct_offsets;\n"
     "    MOER_ADDRESS(const int) distinct_count;\n"
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
@@ -4046,15 +4040,16 @@ static const char *const moer_source_16[] = { /* topk.cu */
     NULL};
 static const char *const moer_source_17[] = { /* maps.cu */
     "/*\n"
-    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.\n"
+    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches.\n"
     "\n"
-    "  moe_route_maps_count    a warp counts the experts of its share of consecutive pairs\n"
-    "  moe_route_maps_scan     one block turns the counts into each share's first row of each expert, and writes the outputs\n"
-    "                          that have an entry per expert\n"
-    "  moe_route_maps_scatter  the warp walks its share again, in order, and gives every pair its row\n"
+    "  moe_route_maps_count    a block counts the experts of its share of consecutive pairs\n"
+    "  moe_route_maps_scatter  every block adds up the counts of all shares and so knows where its own pairs of each expert begin; then its\n"
+    "                          warps, which share its pairs in order, give each pair its row. What has an entry per expert is written by the first.\n"
     "\n"
-    "  Order within a warp's 32 pairs comes from match and popcount, order between them from the warp's own cursors: nothing is\n"
-    "  atomic but the integer counters of expert_load, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.\n"
+    "  Adding up in every block costs shares * E loads from L2, all independent, and saves a launch and a second trip through memory; shares\n"
+    "  are few (at most 128) for that. Order within a warp's 32 pairs comes from match and popcount, between them from the warp's cursors, between warps from\n"
+    "  their counts: the result is the same each time. Atomic are only counts. Small batches don't come here: route.cu sorts\n"
+    "  them in the router's launch.\n"
     "\n"
     "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Pairs whose expert isn't local have no row.\n"
     "*/\n"
@@ -4063,157 +4058,105 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "#include \"tokens.h\"\n"
     "#include \"placement.h\"\n"
     "\n"
-    "#define SCAN_THREADS 1024\n"
-    "#define SCAN_WARPS (SCAN_THREADS / 32)\n"
-    "/* Experts a thread of the scan holds, consecutive ones. */\n"
-    "#define SCAN_EXPERTS ((LOCAL_EXPERTS + SCAN_THREADS - 1) / SCAN_THREADS)\n"
+    "#define SORT_THREADS 256\n"
+    "#define SCAN_WARPS (SORT_THREADS / 32)\n"
+    "/* Warps that have cursors: as many as shared memory has room for. */\n"
+    "#define SORT_WARPS (LOCAL_EXPERTS <= 512 \? 8 : LOCAL_EXPERTS <= 1024 \? 4 : 2)\n"
+    "/* Experts that a thread adds up, consecutive ones. */\n"
+    "#define THREAD_EXPERTS ((LOCAL_EXPERTS + SORT_THREADS - 1) / SORT_THREADS)\n"
     "#define NOT_LOCAL 0xffffffffu\n"
     "\n"
-    "DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 31) / 32 * 32; }\n"
+    "/* Pairs of a warp's part of a share; a share has SORT_WARPS of them. */\n"
+    "DEVICE u32 part_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32; }\n"
     "\n"
     "/* Local expert of a pair, or NOT_LOCAL. */\n"
-    "DEVICE u32 local_expert(const moer_maps_args &a, u32 pair, u32 num_valid_pairs) {\n"
+    "DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) {\n"
     "    if (pair >= num_valid_pairs) return NOT_LOCAL;\n"
-    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K) - FIRST_EXPERT;\n"
+    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], (u32)pair / K) - FIRST_EXPERT;\n"
     "    return local < LOCAL_EXPERTS \? local : NOT_LOCAL;\n"
     "}\n"
     "\n"
     "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
     "\n"
+    "KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_valid = valid_pairs(a), share = part_size(a) * SORT_WARPS;\n"
+    "    const u64 first = (u64)block_index_x() * share;\n"
+    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) counts[e] = 0;\n"
+    "    block_barrier();\n"
+    "    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {\n"
+    "        const u32 expert = local_expert(a, first + i, num_valid);\n"
+    "        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);\n"
+    "        if (a.maps.expert_load && (u32)a.ids[first + i] < E) global_atomic_add_64(a.maps.expert_load + a.ids[first + i], 1);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];\n"
+    "}\n"
+    "\n"
+    "struct sums { u32 rows, distinct, aligned; };\n"
+    "\n"
+    "/* Sums over the threads before this one; total: over all. */\n"
+    "template <class Words>\n"
+    "DEVICE sums scan_block(Words &warp_sums, const sums &own, sums &total) {\n"
+    "    const u32 lane = lane_index(), warp = warp_index();\n"
+    "    sums s = own;\n"
+    "#pragma unroll\n"
+    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "        const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);\n"
+    "        if (lane < delta) continue;\n"
+    "        s.rows += rows;\n"
+    "        s.distinct += distinct;\n"
+    "        s.aligned += aligned;\n"
+    "    }\n"
+    "    if (lane == 31) {\n"
+    "        warp_sums[warp] = s.rows;\n"
+    "        warp_sums[SCAN_WARPS + warp] = s.distinct;\n"
+    "        warp_sums[SCAN_WARPS * 2 + warp] = s.aligned;\n"
+    "    }\n",
+    "    block_barrier();\n"
+    "    s.rows -= own.rows;\n"
+    "    s.distinct -= own.distinct;\n"
+    "    s.aligned -= own.aligned;\n"
+    "    total.rows = total.distinct = total.aligned = 0;\n"
+    "    for (u32 w = 0; w < SCAN_WARPS; w++) {\n"
+    "        const u32 rows = warp_sums[w], distinct = warp_sums[SCAN_WARPS + w], aligned = warp_sums[SCAN_WARPS * 2 + w];\n"
+    "        if (w < warp) {\n"
+    "            s.rows += rows;\n"
+    "            s.distinct += distinct;\n"
+    "            s.aligned += aligned;\n"
+    "        }\n"
+    "        total.rows += rows;\n"
+    "        total.distinct += distinct;\n"
+    "        total.aligned += aligned;\n"
+    "    }\n"
+    "    return s;\n"
+    "}\n"
+    "\n"
+    "DEVICE u32 align_rows(const moer_maps_args &a, u32 rows) { return a.maps.block_size \? (rows + a.maps.block_size - 1) / a.maps.block_size * a.maps.block_size : 0; }\n"
+    "\n"
     "/* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */\n"
     "template <class Cursors>\n"
-    "DEVICE u32 take_rows(Cursors &cursors, u32 expert) {\n"
-    "    const u32 peers = warp_match(expert), lane = lane_index();\n"
+    "DEVICE u32 take_row(Cursors &cursors, u32 expert) {\n"
+    "    const u32 peers = warp_match(expert), lane = lane_index(), at = warp_index() * LOCAL_EXPERTS + expert;\n"
     "    u32 row = 0;\n"
-    "    if (expert != NOT_LOCAL) row = cursors[expert] + popcount(peers & ((1u << lane) - 1));\n"
+    "    if (expert != NOT_LOCAL) row = cursors[at] + popcount(peers & ((1u << lane) - 1));\n"
     "    warp_barrier();\n"
-    "    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[expert] = row + 1; /* the last of its peers */\n"
+    "    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[at] = row + 1; /* the last of its peers */\n"
     "    warp_barrier();\n"
     "    return row;\n"
     "}\n"
     "\n"
-    "KERNEL(moe_route_maps_count, 32, moer_maps_args) {\n"
-    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);\n"
-    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) counts[e] = 0;\n"
-    "    warp_barrier();\n"
-    "    for (u32 i = 0; i < share; i += 32) {\n"
-    "        const u64 pair = (u64)block * share + i + lane;\n"
-    "        take_rows(counts, pair < a.num_pairs \? local_expert(a, (u32)pair, num_valid) : NOT_LOCAL);\n"
-    "        if (a.maps.expert_load && pair < num_valid && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
-    "    }\n"
-    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) a.block_counts[(u64)block * LOCAL_EXPERTS + e] = (int)counts[e];\n"
-    "}\n"
-    "\n"
-    "/* Sum of the values of the threads before this one; *total is the sum of all. */\n"
-    "template <class Sums>\n"
-    "DEVICE u32 scan_block(Sums &warp_sums, u32 value, u32 *total) {\n"
-    "    const u32 lane = lane_index(), warp = warp_index();\n"
-    "    u32 inclusive = value;\n"
-    "#pragma unroll\n"
-    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "        const u32 other = warp_shuffle_up(inclusive, delta);\n"
-    "        if (lane >= delta) inclusive += other;\n"
-    "    }\n"
-    "    block_barrier(); /* the sums of the scan before may still be read */\n"
-    "    if (lane == 31) warp_sums[warp] = inclusive;\n"
-    "    block_barrier();\n"
-    "    u32 before = 0, sum = 0;\n"
-    "    for (u32 w = 0; w < SCAN_WARPS; w++) {\n"
-    "        if (w == warp) before = sum;\n"
-    "        sum += warp_sums[w];\n"
-    "    }\n"
-    "    *total = sum;\n"
-    "    return before + inclusive - value;\n"
-    "}\n"
-    "\n",
-    "KERNEL(moe_route_maps_scan, SCAN_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, warp_sums, SCAN_WARPS);\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 first = thread_index() * SCAN_EXPERTS;\n"
-    "    const u32 block = a.maps.block_size;\n"
-    "    u32 count[SCAN_EXPERTS], rows = 0, distinct = 0, aligned = 0;\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < SCAN_EXPERTS; i++) {\n"
-    "        count[i] = 0;\n"
-    "        if (first + i < LOCAL_EXPERTS)\n"
-    "            for (u32 b = 0; b < a.num_blocks; b++) {\n"
-    "                int *entry = a.block_counts + (u64)b * LOCAL_EXPERTS + first + i;\n"
-    "                const u32 c = (u32)*entry;\n"
-    "                *entry = (int)count[i];\n"
-    "                count[i] += c;\n"
-    "            }\n"
-    "        rows += count[i];\n"
-    "        distinct += count[i] != 0;\n"
-    "        if (block) aligned += (count[i] + block - 1) / block * block;\n"
-    "    }\n"
-    "    u32 num_rows, num_distinct, num_aligned;\n"
-    "    u32 row = scan_block(warp_sums, rows, &num_rows);\n"
-    "    u32 index = scan_block(warp_sums, distinct, &num_distinct);\n"
-    "    u32 start = scan_block(warp_sums, aligned, &num_aligned);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < SCAN_EXPERTS; i++) {\n"
-    "        if (first + i >= LOCAL_EXPERTS) break;\n"
-    "        a.expert_offsets[first + i] = (int)row;\n"
-    "        if (count[i]) {\n"
-    "            if (a.maps.distinct_experts) a.maps.distinct_experts[index] = (int)(first + i);\n"
-    "            if (a.maps.distinct_offsets) a.maps.distinct_offsets[index] = (int)row;\n"
-    "            index++;\n"
-    "        }\n"
-    "        if (block) {\n"
-    "            a.aligned_offsets[first + i] = (int)start;\n"
-    "            start += (count[i] + block - 1) / block * block;\n"
-    "        }\n"
-    "        row += count[i];\n"
-    "    }\n"
-    "    if (thread_index() == 0) {\n"
-    "        a.expert_offsets[LOCAL_EXPERTS] = (int)num_rows;\n"
-    "        if (a.maps.distinct_offsets) a.maps.distinct_offsets[num_distinct] = (int)num_rows;\n"
-    "        if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)num_distinct;\n"
-    "        if (block) a.aligned_offsets[LOCAL_EXPERTS] = (int)num_aligned;\n"
-    "        if (block && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)num_aligned;\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "KERNEL(moe_route_maps_scatter, 32, moer_maps_args) {\n"
-    "    SHARED(u32, cursors, LOCAL_EXPERTS); /* next row of each expert in this share */\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);\n"
-    "    const u32 num_rows = (u32)a.expert_offsets[LOCAL_EXPERTS];\n"
-    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32)\n"
-    "        cursors[e] = (u32)(a.expert_offsets[e] + a.block_counts[(u64)block * LOCAL_EXPERTS + e]);\n"
-    "    warp_barrier();\n"
-    "    for (u32 i = 0; i < share; i += 32) {\n"
-    "        const u64 position = (u64)block * share + i + lane;\n"
-    "        const bool exists = position < a.num_pairs;\n"
-    "        const u32 pair = (u32)position;\n"
-    "        const u32 expert = exists \? local_expert(a, pair, num_valid) : NOT_LOCAL;\n"
-    "        const u32 row = take_rows(cursors, expert);\n"
-    "        if (expert != NOT_LOCAL) {\n"
-    "            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;\n"
-    "            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
-    "            if (a.maps.aligned_row_to_pair)\n"
-    "                a.maps.aligned_row_to_pair[a.aligned_offsets[expert] + (int)row - a.expert_offsets[expert]] = (int)pair;\n"
-    "        }\n"
-    "        if (exists) {\n"
-    "            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL \? (int)row : -1;\n"
-    "            if (pair >= num_rows) { /* the row of this number doesn't exist */\n"
-    "                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
-    "                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
-    "            }\n"
-    "        }\n"
-    "    }\n"
-    "    if (!a.maps.block_size) return;\n"
-    "    const u32 thread = block * 32 + lane, threads = grid_blocks_x() * 32;\n"
-    "    const u32 aligned_rows = (u32)a.aligned_offsets[LOCAL_EXPERTS];\n"
-    "    if (a.maps.aligned_row_to_pair) {\n",
+    "/* The padding of every expert's aligned rows, and the experts of blocks. */\n"
+    "template <class Starts, class Aligned>\n"
+    "DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {\n"
+    "    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;\n"
+    "    const u32 aligned_rows = aligned[LOCAL_EXPERTS];\n"
+    "    if (a.maps.aligned_row_to_pair) {\n"
     "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
-    "            const int rows = a.expert_offsets[e + 1] - a.expert_offsets[e];\n"
-    "            for (int i = a.aligned_offsets[e] + rows; i < a.aligned_offsets[e + 1]; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "            const u32 end = aligned[e + 1];\n"
+    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "        }\n"
     "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "    }\n"
@@ -4224,13 +4167,105 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "                u32 low = 0, high = LOCAL_EXPERTS;\n"
     "                while (high - low > 1) {\n"
     "                    const u32 middle = (low + high) / 2;\n"
-    "                    if ((u32)a.aligned_offsets[middle] <= i * a.maps.block_size) low = middle;\n"
+    "                    if (aligned[middle] <= i * a.maps.block_size) low = middle;\n"
     "                    else high = middle;\n"
     "                }\n"
     "                expert = (int)low;\n"
     "            }\n"
     "            a.maps.block_to_expert[i] = expert;\n"
     "        }\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */\n"
+    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */\n"
+    "    SHARED(u32, cursors, SORT_WARPS * LOCAL_EXPERTS);\n"
+    "    SHARED(u32, warp_sums, SCAN_WARPS * 3);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 thread = thread_index(), block = block_index_x(), lane = lane_index(), warp = warp_index();\n"
+    "    const u32 num_valid = valid_pairs(a), part = part_size(a), first = thread * THREAD_EXPERTS;\n"
+    "    const u64 begin = ((u64)block * SORT_WARPS + warp) * part;\n"
+    "\n"
+    "    /* Pairs of each warp's part. */\n"
+    "    for (u32 i = thread; i < SORT_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) cursors[i] = 0;\n"
+    "    block_barrier();\n"
+    "    if (warp < SORT_WARPS)\n"
+    "        for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {\n"
+    "            const u32 expert = local_expert(a, begin + i, num_valid);\n"
+    "            if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);\n"
+    "        }\n"
+    "\n",
+    "    /* All pairs of the thread's experts, and those of the shares before this one. */\n"
+    "    u32 count[THREAD_EXPERTS], before[THREAD_EXPERTS];\n"
+    "    sums own = {0, 0, 0}, total;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < THREAD_EXPERTS; i++) {\n"
+    "        count[i] = before[i] = 0;\n"
+    "        if (first + i >= LOCAL_EXPERTS) continue;\n"
+    "        const int *counts = a.block_counts + first + i;\n"
+    "#pragma unroll 16\n"
+    "        for (u32 b = 0; b < a.num_blocks; b++) {\n"
+    "            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);\n"
+    "            count[i] += c;\n"
+    "            before[i] += b < block \? c : 0;\n"
+    "        }\n"
+    "        own.rows += count[i];\n"
+    "        own.distinct += count[i] != 0;\n"
+    "        own.aligned += align_rows(a, count[i]);\n"
+    "    }\n"
+    "    sums at = scan_block(warp_sums, own, total); /* its barrier is also between the parts' counts and their cursors */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < THREAD_EXPERTS; i++) {\n"
+    "        const u32 e = first + i;\n"
+    "        if (e >= LOCAL_EXPERTS) break;\n"
+    "        starts[e] = at.rows;\n"
+    "        aligned[e] = at.aligned;\n"
+    "        u32 row = at.rows + before[i];\n"
+    "        for (u32 w = 0; w < SORT_WARPS; w++) {\n"
+    "            const u32 pairs = cursors[w * LOCAL_EXPERTS + e];\n"
+    "            cursors[w * LOCAL_EXPERTS + e] = row;\n"
+    "            row += pairs;\n"
+    "        }\n"
+    "        if (block == 0) {\n"
+    "            if (a.maps.expert_offsets) a.maps.expert_offsets[e] = (int)at.rows;\n"
+    "            if (count[i] && a.maps.distinct_experts) a.maps.distinct_experts[at.distinct] = (int)e;\n"
+    "            if (count[i] && a.maps.distinct_offsets) a.maps.distinct_offsets[at.distinct] = (int)at.rows;\n"
+    "        }\n"
+    "        at.rows += count[i];\n"
+    "        at.distinct += count[i] != 0;\n"
+    "        at.aligned += align_rows(a, count[i]);\n"
+    "    }\n"
+    "    if (thread == 0) {\n"
+    "        starts[LOCAL_EXPERTS] = total.rows;\n"
+    "        aligned[LOCAL_EXPERTS] = total.aligned;\n"
+    "        if (block == 0) {\n"
+    "            if (a.maps.expert_offsets) a.maps.expert_offsets[LOCAL_EXPERTS] = (int)total.rows;\n"
+    "            if (a.maps.distinct_offsets) a.maps.distinct_offsets[total.distinct] = (int)total.rows;\n"
+    "            if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)total.distinct;\n"
+    "            if (a.maps.block_size && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)total.aligned;\n"
+    "        }\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "\n"
+    "    for (u32 i = 0; warp < SORT_WARPS && i < part; i += 32) {\n"
+    "        const u64 position = begin + i + lane;\n"
+    "        const bool exists = position < a.num_pairs;\n"
+    "        const u32 pair = (u32)position, expert = local_expert(a, position, num_valid), row = take_row(cursors, expert);\n"
+    "        if (expert != NOT_LOCAL) {\n"
+    "            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;\n"
+    "            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
+    "            if (a.maps.aligned_row_to_pair) a.maps.aligned_row_to_pair[aligned[expert] + (row - starts[expert])] = (int)pair;\n"
+    "        }\n"
+    "        if (exists) {\n"
+    "            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL \? (int)row : -1;\n"
+    "            if (pair >= total.rows) { /* the row of this number doesn't exist */\n"
+    "                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
+    "                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
 static const char *const moer_source_18[] = { /* matmul.cu */
@@ -4905,7 +4940,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_21},
     {"expand.cu", moer_source_22},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "9441960af37ab9f7b24a9522a96f9eceb52efad59af6d4aa36fdbfb30b123b26";
+static const char moer_sources_digest[] = "8e10ad039bee41da04f263bcc718233f51e5809a843824253d08ee17283be508";
 
 /* ---- src/base.c ---- */
 /*
@@ -8009,7 +8044,7 @@ MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, 
 
 static const moer_family moer_family_route = {"route", "route.cu", {"moe_route_route", NULL, NULL}};
 static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk", NULL, NULL}};
-static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scan", "moe_route_maps_scatter"}};
+static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
@@ -10638,7 +10673,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 
 static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     const uint32_t blocks = (num_pairs + 511) / 512;
-    return blocks < 1024 ? blocks : 1024;
+    return blocks < 128 ? blocks : 128;
 }
 
 /* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
@@ -10664,11 +10699,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, distinct, 4, &w->distinct_experts);
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
-    if (cpu || !small) {
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->aligned_offsets);
-        fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
-    }
+    if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
     if (runs) {
         fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
         if (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs)) {
@@ -10795,16 +10827,13 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
-    static const uint32_t threads[3] = {32, 1024, 32};
     uint32_t i;
-    for (i = 0; i < 3; i++) {
-        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
+    for (i = 0; i < 2; i++) {
+        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, blocks, 1, 256)->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;
         args->expert_map = layer->router.expert_map;
         args->block_counts = workspace + w->block_counts;
-        args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
-        args->aligned_offsets = workspace + w->aligned_offsets;
         args->maps = routing->maps;
         args->num_pairs = num_pairs;
         args->num_blocks = blocks;

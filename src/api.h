@@ -641,7 +641,7 @@ MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_launch_info {
-    char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
+    char kernel[32];       /* the kernel, such as "route" or "maps_scatter" (of the family "maps") */
     char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */

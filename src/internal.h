@@ -362,7 +362,7 @@ struct moe_route_layer {
 /* Where things lie in the workspace of one call, in bytes from its start. */
 typedef struct moer_workspace {
     size_t ids, weights, row_to_pair, pair_to_row, row_to_expert, distinct_experts, distinct_offsets, distinct_count;
-    size_t expert_offsets, aligned_offsets, block_counts; /* more than MOER_SMALL_PAIRS pairs, or the CPU */
+    size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
     size_t h, partial;                                    /* fused layer */
     size_t scratch;                                       /* CPU */
     size_t size;
@@ -374,7 +374,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
-static uint32_t moer_maps_blocks(uint32_t num_pairs); /* blocks of the maps' count and scatter */
+static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {

@@ -503,7 +503,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 
 static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     const uint32_t blocks = (num_pairs + 511) / 512;
-    return blocks < 1024 ? blocks : 1024;
+    return blocks < 128 ? blocks : 128;
 }
 
 /* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
@@ -529,11 +529,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, distinct, 4, &w->distinct_experts);
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
-    if (cpu || !small) {
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->aligned_offsets);
-        fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
-    }
+    if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
     if (runs) {
         fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
         if (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs)) {

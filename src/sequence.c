@@ -59,16 +59,13 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
-    static const uint32_t threads[3] = {32, 1024, 32};
     uint32_t i;
-    for (i = 0; i < 3; i++) {
-        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
+    for (i = 0; i < 2; i++) {
+        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, blocks, 1, 256)->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;
         args->expert_map = layer->router.expert_map;
         args->block_counts = workspace + w->block_counts;
-        args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
-        args->aligned_offsets = workspace + w->aligned_offsets;
         args->maps = routing->maps;
         args->num_pairs = num_pairs;
         args->num_blocks = blocks;
