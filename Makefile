@@ -54,6 +54,10 @@ demo: build/demo
 build/bench: bench/bench.c bench/floors.h examples/gpu.h moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ bench/bench.c $(LDLIBS)
 
+# Large batches.
+build/bench_large: bench/large.c bench/floors.h examples/gpu.h moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ bench/large.c $(LDLIBS)
+
 bench: build/bench
 	@tools/with_nvrtc.sh build/bench $(BENCH)
 
@@ -84,7 +88,7 @@ build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
 SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
-PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
+PROGRAMS = build/demo build/bench build/bench_large build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)

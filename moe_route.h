@@ -482,7 +482,9 @@ MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_layer *layer, uint32_t num_tokens,
                                                               size_t *size);
 
-/* Fused layer: logits -> ids and weights -> experts -> y. */
+/* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch with T * k up to 512, and the
+   same in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
+   dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
     moe_route_address logits;           /* [T, E + S]. 0: ids and weights are given */
@@ -4040,11 +4042,12 @@ static const char *const moer_source_16[] = { /* topk.cu */
     NULL};
 static const char *const moer_source_17[] = { /* maps.cu */
     "/*\n"
-    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches.\n"
+    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.\n"
     "\n"
     "  moe_route_maps_count    a block counts the experts of its share of consecutive pairs\n"
     "  moe_route_maps_scatter  every block adds up the counts of all shares and so knows where its own pairs of each expert begin; then its\n"
     "                          warps, which share its pairs in order, give each pair its row. What has an entry per expert is written by the first.\n"
+    "                          One share alone needs no count before.\n"
     "\n"
     "  Adding up in every block costs shares * E loads from L2, all independent, and saves a launch and a second trip through memory; shares\n"
     "  are few (at most 128) for that. Order within a warp's 32 pairs comes from match and popcount, between them from the warp's cursors, between warps from\n"
@@ -4078,6 +4081,11 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "\n"
     "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
     "\n"
+    "/* A pair's share in the running totals, which count experts before placement. */\n"
+    "DEVICE void add_load(const moer_maps_args &a, u64 pair) {\n"
+    "    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
+    "}\n"
+    "\n"
     "KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {\n"
     "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
     "    wait_for_previous_kernels();\n"
@@ -4089,7 +4097,7 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {\n"
     "        const u32 expert = local_expert(a, first + i, num_valid);\n"
     "        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);\n"
-    "        if (a.maps.expert_load && (u32)a.ids[first + i] < E) global_atomic_add_64(a.maps.expert_load + a.ids[first + i], 1);\n"
+    "        add_load(a, first + i);\n"
     "    }\n"
     "    block_barrier();\n"
     "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];\n"
@@ -4105,7 +4113,7 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "#pragma unroll\n"
     "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
     "        const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);\n"
-    "        if (lane < delta) continue;\n"
+    "        if (lane < delta) continue;\n",
     "        s.rows += rows;\n"
     "        s.distinct += distinct;\n"
     "        s.aligned += aligned;\n"
@@ -4114,7 +4122,7 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "        warp_sums[warp] = s.rows;\n"
     "        warp_sums[SCAN_WARPS + warp] = s.distinct;\n"
     "        warp_sums[SCAN_WARPS * 2 + warp] = s.aligned;\n"
-    "    }\n",
+    "    }\n"
     "    block_barrier();\n"
     "    s.rows -= own.rows;\n"
     "    s.distinct -= own.distinct;\n"
@@ -4190,12 +4198,14 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "    /* Pairs of each warp's part. */\n"
     "    for (u32 i = thread; i < SORT_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) cursors[i] = 0;\n"
     "    block_barrier();\n"
-    "    if (warp < SORT_WARPS)\n"
+    "    if (warp < SORT_WARPS)\n",
     "        for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {\n"
     "            const u32 expert = local_expert(a, begin + i, num_valid);\n"
     "            if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);\n"
+    "            if (a.num_blocks == 1) add_load(a, begin + i);\n"
     "        }\n"
-    "\n",
+    "    if (a.num_blocks == 1) block_barrier();\n"
+    "\n"
     "    /* All pairs of the thread's experts, and those of the shares before this one. */\n"
     "    u32 count[THREAD_EXPERTS], before[THREAD_EXPERTS];\n"
     "    sums own = {0, 0, 0}, total;\n"
@@ -4204,8 +4214,9 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "        count[i] = before[i] = 0;\n"
     "        if (first + i >= LOCAL_EXPERTS) continue;\n"
     "        const int *counts = a.block_counts + first + i;\n"
+    "        for (u32 w = 0; w < SORT_WARPS && a.num_blocks == 1; w++) count[i] += cursors[w * LOCAL_EXPERTS + first + i];\n"
     "#pragma unroll 16\n"
-    "        for (u32 b = 0; b < a.num_blocks; b++) {\n"
+    "        for (u32 b = 0; b < a.num_blocks && a.num_blocks != 1; b++) {\n"
     "            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);\n"
     "            count[i] += c;\n"
     "            before[i] += b < block \? c : 0;\n"
@@ -4940,7 +4951,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_21},
     {"expand.cu", moer_source_22},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "8e10ad039bee41da04f263bcc718233f51e5809a843824253d08ee17283be508";
+static const char moer_sources_digest[] = "2addf62643110fe22dd48f10bdd0c8f1a9d9ac496acbf119290967f7e56395f8";
 
 /* ---- src/base.c ---- */
 /*
@@ -10531,7 +10542,7 @@ static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const mo
         moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
         moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
         moer_define(defines, "TILE_ROWS", 32ul << tile);
-        moer_define(defines, "RESIDENT_BLOCKS", 2);
+        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 ? 3 : 2);
         status = moer_layer_need(layer, &moer_family_grouped, defines, &variants[tile]);
     }
     return status;
@@ -10673,6 +10684,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 
 static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     const uint32_t blocks = (num_pairs + 511) / 512;
+    if (num_pairs <= 2048) return 1; /* a few rounds more are less than a second launch */
     return blocks < 128 ? blocks : 128;
 }
 
@@ -10828,7 +10840,7 @@ static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_la
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
     uint32_t i;
-    for (i = 0; i < 2; i++) {
+    for (i = blocks == 1 ? 1 : 0; i < 2; i++) { /* one share needs no count */
         moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, blocks, 1, 256)->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;

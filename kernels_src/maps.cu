@@ -1,9 +1,10 @@
 /*
-  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches.
+  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.
 
   moe_route_maps_count    a block counts the experts of its share of consecutive pairs
   moe_route_maps_scatter  every block adds up the counts of all shares and so knows where its own pairs of each expert begin; then its
                           warps, which share its pairs in order, give each pair its row. What has an entry per expert is written by the first.
+                          One share alone needs no count before.
 
   Adding up in every block costs shares * E loads from L2, all independent, and saves a launch and a second trip through memory; shares
   are few (at most 128) for that. Order within a warp's 32 pairs comes from match and popcount, between them from the warp's cursors, between warps from
@@ -37,6 +38,11 @@ DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) 
 
 DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }
 
+/* A pair's share in the running totals, which count experts before placement. */
+DEVICE void add_load(const moer_maps_args &a, u64 pair) {
+    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);
+}
+
 KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {
     SHARED(u32, counts, LOCAL_EXPERTS);
     wait_for_previous_kernels();
@@ -48,7 +54,7 @@ KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {
     for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {
         const u32 expert = local_expert(a, first + i, num_valid);
         if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);
-        if (a.maps.expert_load && (u32)a.ids[first + i] < E) global_atomic_add_64(a.maps.expert_load + a.ids[first + i], 1);
+        add_load(a, first + i);
     }
     block_barrier();
     for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];
@@ -153,7 +159,9 @@ KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {
         for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {
             const u32 expert = local_expert(a, begin + i, num_valid);
             if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);
+            if (a.num_blocks == 1) add_load(a, begin + i);
         }
+    if (a.num_blocks == 1) block_barrier();
 
     /* All pairs of the thread's experts, and those of the shares before this one. */
     u32 count[THREAD_EXPERTS], before[THREAD_EXPERTS];
@@ -163,8 +171,9 @@ KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {
         count[i] = before[i] = 0;
         if (first + i >= LOCAL_EXPERTS) continue;
         const int *counts = a.block_counts + first + i;
+        for (u32 w = 0; w < SORT_WARPS && a.num_blocks == 1; w++) count[i] += cursors[w * LOCAL_EXPERTS + first + i];
 #pragma unroll 16
-        for (u32 b = 0; b < a.num_blocks; b++) {
+        for (u32 b = 0; b < a.num_blocks && a.num_blocks != 1; b++) {
             const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);
             count[i] += c;
             before[i] += b < block ? c : 0;

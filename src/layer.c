@@ -361,7 +361,7 @@ static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const mo
         moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
         moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
         moer_define(defines, "TILE_ROWS", 32ul << tile);
-        moer_define(defines, "RESIDENT_BLOCKS", 2);
+        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 ? 3 : 2);
         status = moer_layer_need(layer, &moer_family_grouped, defines, &variants[tile]);
     }
     return status;
@@ -503,6 +503,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 
 static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     const uint32_t blocks = (num_pairs + 511) / 512;
+    if (num_pairs <= 2048) return 1; /* a few rounds more are less than a second launch */
     return blocks < 128 ? blocks : 128;
 }
 

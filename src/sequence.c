@@ -60,7 +60,7 @@ static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_la
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
     uint32_t i;
-    for (i = 0; i < 2; i++) {
+    for (i = blocks == 1 ? 1 : 0; i < 2; i++) { /* one share needs no count */
         moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, blocks, 1, 256)->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;

@@ -646,7 +646,7 @@ TEST(layer_explains_its_launches) {
         CHECK(plan.num_launches == 3, "%u launches instead of 3", plan.num_launches);
         CHECK(strcmp(plan.launches[0].kernel, "route") == 0 && strcmp(plan.launches[1].kernel, "matmul") == 0 && strcmp(plan.launches[2].kernel, "down") == 0, "%s", text);
         CHECK(plan.launches[1].weight_bytes == gate_up_bytes && plan.launches[2].weight_bytes == down_bytes, "%s", text);
-        CHECK(moe_route_layer_explain(m.layer, MOE_ROUTE_OPERATION_LAYER, 200, &plan) == MOE_ROUTE_OK && plan.num_launches == 6, "%u launches for 200 tokens", plan.num_launches);
+        CHECK(moe_route_layer_explain(m.layer, MOE_ROUTE_OPERATION_LAYER, 200, &plan) == MOE_ROUTE_OK && plan.num_launches == 5, "%u launches for 200 tokens", plan.num_launches);
         for (i = 0; i < moe_route_layer_num_variants(m.layer); i++)
             CHECK(moe_route_layer_variant(m.layer, i, &info) == MOE_ROUTE_OK && info.cubin_size > 0 && info.variant[0] && (info.origin == MOE_ROUTE_ORIGIN_CACHE || info.origin == MOE_ROUTE_ORIGIN_COMPILED),
                   "variant %u: %s", i, device_message(&device));
