@@ -361,7 +361,7 @@ static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const mo
         moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
         moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
         moer_define(defines, "TILE_ROWS", 32ul << tile);
-        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 ? 3 : 2);
+        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2);
         status = moer_layer_need(layer, &moer_family_grouped, defines, &variants[tile]);
     }
     return status;
