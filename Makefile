@@ -23,7 +23,7 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h stream.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
+    tile.h stream.h grouped.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
@@ -141,12 +141,17 @@ build/sanitized_command: $(COMMAND_SOURCES) | build
 bench: build/moe_route
 	@tools/with_nvrtc.sh -s 4 build/moe_route bench $(BENCH)
 
+# ---- the benchmark of large batches ----
+
+build/bench_large: bench/large.c bench/floors.h examples/gpu.h moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ bench/large.c $(LDLIBS)
+
 # ---- tests ----
 
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h examples/*.h) moe_route.h
-DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_epilogue test_blocks
+DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_large test_epilogue test_blocks
 HOST_TESTS = test_safetensors test_gguf test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
@@ -170,7 +175,7 @@ build/one_layer: tests/programs/one_layer.c moe_route.h | build
 SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_run_layer.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh \
     tests/test_windows.sh tests/test_command.sh tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
     'MOE_ROUTE_TEST_EMULATION="$(EMULATION_ENVIRONMENT)" tests/test_examples.sh'
-PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_startup build/one_layer build/test_nvrtc
+PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_large build/bench_startup build/one_layer build/test_nvrtc
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)

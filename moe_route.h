@@ -486,7 +486,9 @@ MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_layer *layer, uint32_t num_tokens,
                                                               size_t *size);
 
-/* Fused layer: logits -> ids and weights -> experts -> y. */
+/* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch with T * k up to 512, and the
+   same in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
+   dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
     moe_route_address logits;           /* [T, E + S]. 0: ids and weights are given */
@@ -664,7 +666,7 @@ MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_launch_info {
-    char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
+    char kernel[32];       /* the kernel, such as "route" or "maps_scatter" (of the family "maps") */
     char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
@@ -847,15 +849,12 @@ typedef struct moer_route_args {
     float scale;
 } moer_route_args;
 
-/* maps.cu: the sort of any number of pairs, in three launches */
+/* maps.cu: the sort of any number of pairs, in two launches */
 typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
-    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the
-                                                 first row of that share */
-    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */
-    MOER_ADDRESS(int) aligned_offsets;        /* [E_local + 1], or null without aligned outputs */
+    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */
     moer_maps_out maps;
     unsigned int num_pairs;                   /* T * k */
     unsigned int num_blocks;
@@ -944,6 +943,7 @@ typedef struct moer_combine_args {
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+#define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
     unsigned char *data;
@@ -1414,7 +1414,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 25 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -1536,6 +1536,8 @@ static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* likewise:
 static uint32_t moer_tile_step(const moer_matrix *matrix);          /* inputs in one of tile.h's steps */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that a row is cut into */
 
+#define MOER_GROUPED_TILES 3 /* sizes of grouped.cu's tiles: 32, 64 and 128 rows */
+
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -1543,6 +1545,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
+    int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
     float alpha, up_beta, up_offset, clamp; /* alpha is SILU's, or SITU's beta; up_beta 0: none */
@@ -1553,6 +1556,7 @@ struct moe_route_layer {
     const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
+    const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
     const moer_variant *combine, *expand;
     moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
@@ -1562,7 +1566,7 @@ struct moe_route_layer {
 /* Where things lie in the workspace of one call, in bytes from its start. */
 typedef struct moer_workspace {
     size_t ids, weights, row_to_pair, pair_to_row, row_to_expert, distinct_experts, distinct_offsets, distinct_count;
-    size_t expert_offsets, aligned_offsets, block_counts; /* more than MOER_SMALL_PAIRS pairs, or the CPU */
+    size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
     size_t h, partial;                                    /* fused layer */
     size_t scratch;                                       /* CPU */
     size_t size;
@@ -1571,7 +1575,10 @@ typedef struct moer_workspace {
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
-static uint32_t moer_maps_blocks(uint32_t num_pairs); /* blocks of the maps' count and scatter */
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
+static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
+static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -1793,10 +1800,20 @@ static const char *const moer_source_0[] = { /* device.h */
     "#define shared_load_4(array, i) (*(const int4 *)&(array)[i])\n"
     "/* Words i and i + 1; i is even. */\n"
     "#define shared_load_2(array, i) (*(const int2 *)&(array)[i])\n"
+    "/* Words i and i + 1, or i to i + 3, of a SHARED u32 array; i is a multiple of 2 or 4. */\n"
+    "#define shared_store_2(array, i, value) (*(u32x2 *)&(array)[i] = (value))\n"
+    "#define shared_store_4(array, i, value) (*(u32x4 *)&(array)[i] = (value))\n"
+    "/* Four 8 x 8 matrices of 16-bit numbers from a SHARED u32 array: lane 8m + r names the first word, a multiple of 4, of row r of\n"
+    "   matrix m. d[m] of lane 4g + t is elements 2t and 2t + 1 of row g of matrix m. All 32 lanes take part. */\n"
+    "#define shared_load_matrices(array, i, d) shared_load_matrices_from(&(array)[i], d)\n"
+    "DEVICE void shared_load_matrices_from(const u32 *shared, u32 (&d)[4]) {\n"
+    "    asm volatile(\"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\"\n"
+    "        : \"=r\"(d[0]), \"=r\"(d[1]), \"=r\"(d[2]), \"=r\"(d[3]) : \"r\"((u32)__cvta_generic_to_shared(shared)) : \"memory\");\n"
+    "}\n"
     "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
     "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
     "\n"
-    "/* ---- copies from global to shared memory that go on while the thread does ----\n"
+    "/* ---- copies from global to shared memory that go on while the thread does ----\n",
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
     "   touch the destination before. */\n"
@@ -1807,7 +1824,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE void copy_async_16_to(void *shared, const void *p, u32 size) {\n"
     "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"(size) : \"memory\");\n"
     "}\n"
-    "DEVICE void copy_async_4_to(void *shared, const void *p, u32 size) {\n",
+    "DEVICE void copy_async_4_to(void *shared, const void *p, u32 size) {\n"
     "    asm volatile(\"cp.async.ca.shared.global [%0], [%1], 4, %2;\" :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"(size) : \"memory\");\n"
     "}\n"
     "DEVICE void copy_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }\n"
@@ -1864,15 +1881,12 @@ static const char *const moer_source_1[] = { /* args.h */
     "    float scale;\n"
     "} moer_route_args;\n"
     "\n"
-    "/* maps.cu: the sort of any number of pairs, in three launches */\n"
+    "/* maps.cu: the sort of any number of pairs, in two launches */\n"
     "typedef struct moer_maps_args {\n"
     "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
     "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the\n"
-    "                                                 first row of that share */\n"
-    "    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */\n"
-    "    MOER_ADDRESS(int) aligned_offsets;        /* [E_local + 1], or null without aligned outputs */\n"
+    "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */\n"
     "    moer_maps_out maps;\n"
     "    unsigned int num_pairs;                   /* T * k */\n"
     "    unsigned int num_blocks;\n"
@@ -1891,10 +1905,10 @@ static const char *const moer_source_1[] = { /* args.h */
     "    moer_weights_args weights;\n"
     "    moer_weights_args up_weights;              /* [E_local, N, K] where UP_APART is 1 */\n"
     "    MOER_ADDRESS(const void) bias;             /* [E_local, N] or null */\n"
-    "    MOER_ADDRESS(const void) up_bias;          /* likewise */\n",
+    "    MOER_ADDRESS(const void) up_bias;          /* likewise */\n"
     "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n"
     "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
-    "    MOER_ADDRESS(const int) distinct_experts;\n"
+    "    MOER_ADDRESS(const int) distinct_experts;\n",
     "    MOER_ADDRESS(const int) distinct_offsets;\n"
     "    MOER_ADDRESS(const int) distinct_count;\n"
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
@@ -3817,7 +3831,180 @@ static const char *const moer_source_12[] = { /* stream.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_13[] = { /* vector.h */
+static const char *const moer_source_13[] = { /* grouped.h */
+    "/*\n"
+    "  grouped.h: the product of a tile of activations and a tile of weight rows by a block of eight warps, for batches in which an\n"
+    "  expert has many rows. Both tiles lie in shared memory as f16 or bf16, the activations' type; quantized weights become that on\n"
+    "  their way there. Which rows they are, and what happens to the sums, belongs to grouped.cu; what the bytes of a format mean, to\n"
+    "  packed.h and gguf.h.\n"
+    "\n"
+    "  Constants: those of tile.h, with TENSOR_CORES 1; TILE_ROWS, rows of activations in a tile: 32, 64 or 128.\n"
+    "\n"
+    "  K goes through in slices of 32 inputs. Activations come by asynchronous copies, ROW_STAGES - 1 slices ahead. So do weights that\n"
+    "  are f16 or bf16 already. Others go through registers: while a step of tile.h (1, 2 or 4 slices) is multiplied, the codes of the\n"
+    "  next are loaded, in the layout of packed.h or gguf.h: lane 4g + t loads of rows g and g + 8 of its warp's 16.\n"
+    "\n"
+    "  A weight is code * scale (+ min), rounded once to the activations' type; what scales a whole row waits for the sum. In f16 that\n"
+    "  is within 2^-12 of the weight, or 2^-25 where that is more, in bf16 within 2^-9. Sums are in f32, in the order of K, whatever the\n"
+    "  tile's size: a row's result doesn't depend on the batch.\n"
+    "\n"
+    "  A warp has TILE_ROWS / 2 of the rows, as every other 16 of the tile, and 32 of the 128 weight rows. So a tile with few rows\n"
+    "  shares them among all warps, and multiplies hardly more than them.\n"
+    "\n"
+    "  16 bytes are a chunk. Chunks of a row are permuted by the row's number, so that neither rows nor columns of chunks meet in one\n"
+    "  bank. 48 KB in all is what every GPU gives without asking, and twice that fits each of them.\n"
+    "*/\n"
+    "#include \"tile.h\"\n"
+    "\n"
+    "#define WARPS_ACROSS 4 /* the weight rows; the two halves of the warps share the activations' rows */\n"
+    "#define GROUPED_THREADS 256\n"
+    "#define TILE_WEIGHTS 128\n"
+    "#define SLICE 32\n"
+    "#define NUM_SLICES ((INNER + SLICE - 1) / SLICE)\n"
+    "#define ROW_FRAGMENTS (TILE_ROWS / 32) /* of a warp, of 16 rows */\n"
+    "#define COLUMN_FRAGMENTS (TILE_WEIGHTS / 8 / WARPS_ACROSS)\n"
+    "\n"
+    "#define COPIED_WEIGHTS (FORMAT == X && WEIGHT_ALIGN == 16) /* otherwise through registers */\n"
+    "#define COPIED_ROWS (X_ALIGN == 16)\n"
+    "#define FILL_SLICES (STEP / SLICE) /* of a step */\n"
+    "#define FILL_CHUNKS (STEP / 8)     /* of a weight row */\n"
+    "#define ROW_WORDS (TILE_ROWS * SLICE / 2)      /* of a stage */\n"
+    "#define FILL_WORDS (TILE_WEIGHTS * STEP / 2)\n"
+    "#define SHARED_WORDS 12288\n"
+    "#define STAGES_THAT_FIT (COPIED_WEIGHTS \? SHARED_WORDS / (ROW_WORDS + FILL_WORDS) : (SHARED_WORDS - FILL_WORDS) / ROW_WORDS)\n"
+    "#define ROW_STAGES (STAGES_THAT_FIT < 4 \? STAGES_THAT_FIT : 4)\n"
+    "#define WEIGHT_STAGES (COPIED_WEIGHTS \? ROW_STAGES : 1)\n"
+    "\n"
+    "/* Whether a scale is a number of the activations' type too: then one multiplication of a pair rounds once. */\n"
+    "#if FORMAT > FORMAT_GGUF\n"
+    "#define SCALES_ARE_PAIRS 0\n"
+    "#else\n"
+    "#define SCALES_ARE_PAIRS (SCALES == SCALES_E4M3 || (DECODE == DTYPE_F16 \? SCALES == DTYPE_F16 : SCALES == DTYPE_BF16 || SCALES == SCALES_E8M0))\n"
+    "#endif\n"
+    "\n"
+    "/* The first word of chunk `chunk` of row `row` in a tile with `chunks` a row. */\n"
+    "DEVICE u32 chunk_word(u32 row, u32 chunk, u32 chunks) { return (row * chunks + (chunk ^ (chunks == 4 \? (row >> 1) & 3 : row & 7))) * 4; }\n"
+    "\n"
+    "/* ---- activations ---- */\n"
+    "\n"
+    "/* What a thread brings of each slice: its chunk of every 64th row; null for rows that no warp multiplies. */\n"
+    "struct row_sources { const u8 *x[(TILE_ROWS + 63) / 64]; };\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE void start_rows(Words &rows, const row_sources &sources, u32 slice) {\n"
+    "    if (slice >= NUM_SLICES) return;\n"
+    "    const u32 chunk = thread_index() & 3, k = slice * SLICE + chunk * 8, stage = slice % ROW_STAGES * ROW_WORDS;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < (TILE_ROWS + 63) / 64; i++) {\n"
+    "        if (!sources.x[i]) continue;\n"
+    "        const u32 word = stage + chunk_word(i * 64 + thread_index() / 4, chunk, 4);\n"
+    "        const u8 *p = sources.x[i] + (u64)k * 2;\n",
+    "        if (COPIED_ROWS && (INNER % SLICE == 0 || k < INNER)) {\n"
+    "            copy_async_16(rows, word, p, 16);\n"
+    "            continue;\n"
+    "        }\n"
+    "        u32x4 v = {{0, 0, 0, 0}};\n"
+    "        if (!COPIED_ROWS)\n"
+    "#pragma unroll\n"
+    "            for (u32 j = 0; j < 8; j++)\n"
+    "                if (k + j < INNER) v.v[j / 2] |= (u32)load_2(p + j * 2) << (16 * (j % 2));\n"
+    "        shared_store_4(rows, word, v);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* ---- weights that are copied ---- */\n"
+    "\n"
+    "struct weight_sources { const u8 *w[TILE_WEIGHTS / 64]; };\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE void start_weights(Words &weights, const weight_sources &sources, u32 slice) {\n"
+    "    if (slice >= NUM_SLICES) return;\n"
+    "    const u32 chunk = thread_index() & 3, k = slice * SLICE + chunk * 8, stage = slice % WEIGHT_STAGES * FILL_WORDS;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < TILE_WEIGHTS / 64; i++) {\n"
+    "        const u32 word = stage + chunk_word(i * 64 + thread_index() / 4, chunk, 4);\n"
+    "        if (INNER % SLICE == 0 || k < INNER) copy_async_16(weights, word, sources.w[i] + (u64)k * 2, 16);\n"
+    "        else shared_store_4(weights, word, (u32x4{{0, 0, 0, 0}}));\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* ---- weights that go through registers ---- */\n"
+    "\n"
+    "/* Two codes' floats times their scale, plus min. */\n"
+    "DEVICE u32 scale_pair(u32 pair, u32 scale_pair, float scale, float min) {\n"
+    "    if (!SUB_HAS_SCALE) return pair;\n"
+    "    if (SCALES_ARE_PAIRS) return DECODE == DTYPE_F16 \? half2_fma(pair, scale_pair, 0x80008000u) : bf162_fma(pair, scale_pair, 0x80008000u);\n"
+    "    float low = DECODE == DTYPE_F16 \? f16_to_f32((u16)pair) : f32_from_bits(pair << 16);\n"
+    "    float high = DECODE == DTYPE_F16 \? f16_to_f32((u16)(pair >> 16)) : f32_from_bits(pair & 0xffff0000u);\n"
+    "    low = SUB_HAS_MIN \? f32_fma(scale, low, min) : f32_mul(scale, low);\n"
+    "    high = SUB_HAS_MIN \? f32_fma(scale, high, min) : f32_mul(scale, high);\n"
+    "    return DECODE == DTYPE_F16 \? f32_to_half2(low, high) : f32_to_bf162(low, high);\n"
+    "}\n"
+    "\n"
+    "/* A lane's chunk of step `step`, arranged, as numbers in row `n` of the tile. */\n"
+    "template <class Words>\n"
+    "DEVICE void store_weights(Words &weights, const weight_chunk &c, u32 step, u32 n) {\n"
+    "#pragma unroll\n"
+    "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
+    "        u32 pair[NUM_PAIRS], linear[NUM_PAIRS];\n"
+    "        unpack_sub(c, step, sub, pair);\n"
+    "        const float scale = SUB_HAS_SCALE \? sub_scale(c, step, sub) : 1.0f, min = SUB_HAS_MIN \? sub_min(c, step, sub) : 0.0f;\n"
+    "        const u32 scales = SUB_HAS_SCALE && SCALES_ARE_PAIRS \? (DECODE == DTYPE_F16 \? f32_to_half2(scale, scale) : f32_to_bf162(scale, scale)) : 0;\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < NUM_PAIRS; i++) pair[i] = scale_pair(pair[i], scales, scale, min);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < NUM_PAIRS; i++) { /* values 2i and 2i + 1 */\n"
+    "            if (PAIR_ORDER == PAIRS_LINEAR) linear[i] = pair[i];\n"
+    "            else if (PAIR_ORDER == PAIRS_OF_4) linear[i] = select_bytes(pair[i / 2 * 2], pair[i / 2 * 2 + 1], i % 2 == 0 \? 0x5410 : 0x7632);\n"
+    "            else linear[i] = select_bytes(pair[(i / 4 * 4 + i % 2 * 2) % NUM_PAIRS], pair[(i / 4 * 4 + i % 2 * 2 + 1) % NUM_PAIRS], i % 4 < 2 \? 0x5410 : 0x7632);\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "        for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {\n"
+    "            const u32 k = sub * 4 * LANE_SUB + run * 4 + lane_quarter() * LANE_RUN;\n"
+    "            if (LANE_RUN % 8 == 0) {\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < LANE_RUN / 8; i++) {\n"
+    "                    const u32x4 v = {{linear[(run / 2 + i * 4) % NUM_PAIRS], linear[(run / 2 + i * 4 + 1) % NUM_PAIRS], linear[(run / 2 + i * 4 + 2) % NUM_PAIRS], linear[(run / 2 + i * 4 + 3) % NUM_PAIRS]}};\n"
+    "                    shared_store_4(weights, chunk_word(n, k / 8 + i, FILL_CHUNKS), v);\n"
+    "                }\n"
+    "            } else {\n"
+    "                const u32x2 v = {{linear[run / 2], linear[run / 2 + 1]}};\n"
+    "                shared_store_2(weights, chunk_word(n, k / 8, FILL_CHUNKS) + k % 8 / 2, v);\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* ---- the product ---- */\n"
+    "\n",
+    "/* sums += slice `slice`. The warp has `fragments` of its ROW_FRAGMENTS, all with ALL. */\n"
+    "template <bool ALL, class Rows, class Weights>\n"
+    "DEVICE void multiply_slice(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
+    "    const u32 lane = lane_index(), warp = warp_index();\n"
+    "    const u32 row = warp / WARPS_ACROSS * 16 + (lane & 15), row_stage = slice % ROW_STAGES * ROW_WORDS;\n"
+    "    const u32 column = warp % WARPS_ACROSS * (TILE_WEIGHTS / WARPS_ACROSS) + (lane >> 4) * 8 + (lane & 7);\n"
+    "    const u32 weight_stage = COPIED_WEIGHTS \? slice % WEIGHT_STAGES * FILL_WORDS : 0, first_chunk = COPIED_WEIGHTS \? 0 : slice % FILL_SLICES * 4;\n"
+    "#pragma unroll\n"
+    "    for (u32 half = 0; half < 2; half++) { /* 16 inputs */\n"
+    "        u32 b[COLUMN_FRAGMENTS / 2][4];\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < COLUMN_FRAGMENTS / 2; j++)\n"
+    "            shared_load_matrices(weights, weight_stage + chunk_word(column, first_chunk + half * 2 + ((lane >> 3) & 1), FILL_CHUNKS) + j * 16 * FILL_CHUNKS * 4, b[j]);\n"
+    "#pragma unroll\n"
+    "        for (u32 m = 0; m < ROW_FRAGMENTS; m++) {\n"
+    "            if (!ALL && m >= fragments) break;\n"
+    "            u32 x[4];\n"
+    "            shared_load_matrices(rows, row_stage + chunk_word(row, half * 2 + (lane >> 4), 4) + m * 32 * 16, x);\n"
+    "#pragma unroll\n"
+    "            for (u32 j = 0; j < COLUMN_FRAGMENTS; j++) {\n"
+    "                if (X == DTYPE_F16) matrix_multiply_f16(sums[m][j], x, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);\n"
+    "                else matrix_multiply_bf16(sums[m][j], x, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_14[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -3893,7 +4080,7 @@ static const char *const moer_source_13[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_14[] = { /* epilogue.h */
+static const char *const moer_source_15[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -3937,7 +4124,7 @@ static const char *const moer_source_14[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_15[] = { /* route.cu */
+static const char *const moer_source_16[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -4127,7 +4314,7 @@ static const char *const moer_source_15[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_16[] = { /* topk.cu */
+static const char *const moer_source_17[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -4146,17 +4333,19 @@ static const char *const moer_source_16[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* maps.cu */
+static const char *const moer_source_18[] = { /* maps.cu */
     "/*\n"
-    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.\n"
+    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.\n"
     "\n"
-    "  moe_route_maps_count    a warp counts the experts of its share of consecutive pairs\n"
-    "  moe_route_maps_scan     one block turns the counts into each share's first row of each expert, and writes the outputs\n"
-    "                          that have an entry per expert\n"
-    "  moe_route_maps_scatter  the warp walks its share again, in order, and gives every pair its row\n"
+    "  moe_route_maps_count    a block counts the experts of its share of consecutive pairs\n"
+    "  moe_route_maps_scatter  every block adds up the counts of all shares and so knows where its own pairs of each expert begin; then its\n"
+    "                          warps, which share its pairs in order, give each pair its row. What has an entry per expert is written by the first.\n"
+    "                          One share alone needs no count before.\n"
     "\n"
-    "  Order within a warp's 32 pairs comes from match and popcount, order between them from the warp's own cursors: nothing is\n"
-    "  atomic but the integer counters of expert_load, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.\n"
+    "  Adding up in every block costs shares * E loads from L2, all independent, and saves a launch and a second trip through memory; shares\n"
+    "  are few (at most 128) for that. Order within a warp's 32 pairs comes from match and popcount, between them from the warp's cursors, between warps from\n"
+    "  their counts: the result is the same each time. Atomic are only counts. Small batches don't come here: route.cu sorts\n"
+    "  them in the router's launch.\n"
     "\n"
     "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Pairs whose expert isn't local have no row.\n"
     "*/\n"
@@ -4165,157 +4354,110 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "#include \"tokens.h\"\n"
     "#include \"placement.h\"\n"
     "\n"
-    "#define SCAN_THREADS 1024\n"
-    "#define SCAN_WARPS (SCAN_THREADS / 32)\n"
-    "/* Experts a thread of the scan holds, consecutive ones. */\n"
-    "#define SCAN_EXPERTS ((LOCAL_EXPERTS + SCAN_THREADS - 1) / SCAN_THREADS)\n"
+    "#define SORT_THREADS 256\n"
+    "#define SCAN_WARPS (SORT_THREADS / 32)\n"
+    "/* Warps that have cursors: as many as shared memory has room for. */\n"
+    "#define SORT_WARPS (LOCAL_EXPERTS <= 512 \? 8 : LOCAL_EXPERTS <= 1024 \? 4 : 2)\n"
+    "/* Experts that a thread adds up, consecutive ones. */\n"
+    "#define THREAD_EXPERTS ((LOCAL_EXPERTS + SORT_THREADS - 1) / SORT_THREADS)\n"
     "#define NOT_LOCAL 0xffffffffu\n"
     "\n"
-    "DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 31) / 32 * 32; }\n"
+    "/* Pairs of a warp's part of a share; a share has SORT_WARPS of them. */\n"
+    "DEVICE u32 part_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32; }\n"
     "\n"
     "/* Local expert of a pair, or NOT_LOCAL. */\n"
-    "DEVICE u32 local_expert(const moer_maps_args &a, u32 pair, u32 num_valid_pairs) {\n"
+    "DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) {\n"
     "    if (pair >= num_valid_pairs) return NOT_LOCAL;\n"
-    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K) - FIRST_EXPERT;\n"
+    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], (u32)pair / K) - FIRST_EXPERT;\n"
     "    return local < LOCAL_EXPERTS \? local : NOT_LOCAL;\n"
     "}\n"
     "\n"
     "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
     "\n"
+    "/* A pair's share in the running totals, which count experts before placement. */\n"
+    "DEVICE void add_load(const moer_maps_args &a, u64 pair) {\n"
+    "    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_valid = valid_pairs(a), share = part_size(a) * SORT_WARPS;\n"
+    "    const u64 first = (u64)block_index_x() * share;\n"
+    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) counts[e] = 0;\n"
+    "    block_barrier();\n"
+    "    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {\n"
+    "        const u32 expert = local_expert(a, first + i, num_valid);\n"
+    "        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);\n"
+    "        add_load(a, first + i);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];\n"
+    "}\n"
+    "\n"
+    "struct sums { u32 rows, distinct, aligned; };\n"
+    "\n"
+    "/* Sums over the threads before this one; total: over all. */\n"
+    "template <class Words>\n"
+    "DEVICE sums scan_block(Words &warp_sums, const sums &own, sums &total) {\n"
+    "    const u32 lane = lane_index(), warp = warp_index();\n"
+    "    sums s = own;\n"
+    "#pragma unroll\n"
+    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "        const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);\n"
+    "        if (lane < delta) continue;\n",
+    "        s.rows += rows;\n"
+    "        s.distinct += distinct;\n"
+    "        s.aligned += aligned;\n"
+    "    }\n"
+    "    if (lane == 31) {\n"
+    "        warp_sums[warp] = s.rows;\n"
+    "        warp_sums[SCAN_WARPS + warp] = s.distinct;\n"
+    "        warp_sums[SCAN_WARPS * 2 + warp] = s.aligned;\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    s.rows -= own.rows;\n"
+    "    s.distinct -= own.distinct;\n"
+    "    s.aligned -= own.aligned;\n"
+    "    total.rows = total.distinct = total.aligned = 0;\n"
+    "    for (u32 w = 0; w < SCAN_WARPS; w++) {\n"
+    "        const u32 rows = warp_sums[w], distinct = warp_sums[SCAN_WARPS + w], aligned = warp_sums[SCAN_WARPS * 2 + w];\n"
+    "        if (w < warp) {\n"
+    "            s.rows += rows;\n"
+    "            s.distinct += distinct;\n"
+    "            s.aligned += aligned;\n"
+    "        }\n"
+    "        total.rows += rows;\n"
+    "        total.distinct += distinct;\n"
+    "        total.aligned += aligned;\n"
+    "    }\n"
+    "    return s;\n"
+    "}\n"
+    "\n"
+    "DEVICE u32 align_rows(const moer_maps_args &a, u32 rows) { return a.maps.block_size \? (rows + a.maps.block_size - 1) / a.maps.block_size * a.maps.block_size : 0; }\n"
+    "\n"
     "/* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */\n"
     "template <class Cursors>\n"
-    "DEVICE u32 take_rows(Cursors &cursors, u32 expert) {\n"
-    "    const u32 peers = warp_match(expert), lane = lane_index();\n"
+    "DEVICE u32 take_row(Cursors &cursors, u32 expert) {\n"
+    "    const u32 peers = warp_match(expert), lane = lane_index(), at = warp_index() * LOCAL_EXPERTS + expert;\n"
     "    u32 row = 0;\n"
-    "    if (expert != NOT_LOCAL) row = cursors[expert] + popcount(peers & ((1u << lane) - 1));\n"
+    "    if (expert != NOT_LOCAL) row = cursors[at] + popcount(peers & ((1u << lane) - 1));\n"
     "    warp_barrier();\n"
-    "    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[expert] = row + 1; /* the last of its peers */\n"
+    "    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[at] = row + 1; /* the last of its peers */\n"
     "    warp_barrier();\n"
     "    return row;\n"
     "}\n"
     "\n"
-    "KERNEL(moe_route_maps_count, 32, moer_maps_args) {\n"
-    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);\n"
-    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) counts[e] = 0;\n"
-    "    warp_barrier();\n"
-    "    for (u32 i = 0; i < share; i += 32) {\n"
-    "        const u64 pair = (u64)block * share + i + lane;\n"
-    "        take_rows(counts, pair < a.num_pairs \? local_expert(a, (u32)pair, num_valid) : NOT_LOCAL);\n"
-    "        if (a.maps.expert_load && pair < num_valid && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
-    "    }\n"
-    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) a.block_counts[(u64)block * LOCAL_EXPERTS + e] = (int)counts[e];\n"
-    "}\n"
-    "\n"
-    "/* Sum of the values of the threads before this one; *total is the sum of all. */\n"
-    "template <class Sums>\n"
-    "DEVICE u32 scan_block(Sums &warp_sums, u32 value, u32 *total) {\n"
-    "    const u32 lane = lane_index(), warp = warp_index();\n"
-    "    u32 inclusive = value;\n"
-    "#pragma unroll\n"
-    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "        const u32 other = warp_shuffle_up(inclusive, delta);\n"
-    "        if (lane >= delta) inclusive += other;\n"
-    "    }\n"
-    "    block_barrier(); /* the sums of the scan before may still be read */\n"
-    "    if (lane == 31) warp_sums[warp] = inclusive;\n"
-    "    block_barrier();\n"
-    "    u32 before = 0, sum = 0;\n"
-    "    for (u32 w = 0; w < SCAN_WARPS; w++) {\n"
-    "        if (w == warp) before = sum;\n"
-    "        sum += warp_sums[w];\n"
-    "    }\n"
-    "    *total = sum;\n"
-    "    return before + inclusive - value;\n"
-    "}\n"
-    "\n",
-    "KERNEL(moe_route_maps_scan, SCAN_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, warp_sums, SCAN_WARPS);\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 first = thread_index() * SCAN_EXPERTS;\n"
-    "    const u32 block = a.maps.block_size;\n"
-    "    u32 count[SCAN_EXPERTS], rows = 0, distinct = 0, aligned = 0;\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < SCAN_EXPERTS; i++) {\n"
-    "        count[i] = 0;\n"
-    "        if (first + i < LOCAL_EXPERTS)\n"
-    "            for (u32 b = 0; b < a.num_blocks; b++) {\n"
-    "                int *entry = a.block_counts + (u64)b * LOCAL_EXPERTS + first + i;\n"
-    "                const u32 c = (u32)*entry;\n"
-    "                *entry = (int)count[i];\n"
-    "                count[i] += c;\n"
-    "            }\n"
-    "        rows += count[i];\n"
-    "        distinct += count[i] != 0;\n"
-    "        if (block) aligned += (count[i] + block - 1) / block * block;\n"
-    "    }\n"
-    "    u32 num_rows, num_distinct, num_aligned;\n"
-    "    u32 row = scan_block(warp_sums, rows, &num_rows);\n"
-    "    u32 index = scan_block(warp_sums, distinct, &num_distinct);\n"
-    "    u32 start = scan_block(warp_sums, aligned, &num_aligned);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < SCAN_EXPERTS; i++) {\n"
-    "        if (first + i >= LOCAL_EXPERTS) break;\n"
-    "        a.expert_offsets[first + i] = (int)row;\n"
-    "        if (count[i]) {\n"
-    "            if (a.maps.distinct_experts) a.maps.distinct_experts[index] = (int)(first + i);\n"
-    "            if (a.maps.distinct_offsets) a.maps.distinct_offsets[index] = (int)row;\n"
-    "            index++;\n"
-    "        }\n"
-    "        if (block) {\n"
-    "            a.aligned_offsets[first + i] = (int)start;\n"
-    "            start += (count[i] + block - 1) / block * block;\n"
-    "        }\n"
-    "        row += count[i];\n"
-    "    }\n"
-    "    if (thread_index() == 0) {\n"
-    "        a.expert_offsets[LOCAL_EXPERTS] = (int)num_rows;\n"
-    "        if (a.maps.distinct_offsets) a.maps.distinct_offsets[num_distinct] = (int)num_rows;\n"
-    "        if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)num_distinct;\n"
-    "        if (block) a.aligned_offsets[LOCAL_EXPERTS] = (int)num_aligned;\n"
-    "        if (block && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)num_aligned;\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "KERNEL(moe_route_maps_scatter, 32, moer_maps_args) {\n"
-    "    SHARED(u32, cursors, LOCAL_EXPERTS); /* next row of each expert in this share */\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);\n"
-    "    const u32 num_rows = (u32)a.expert_offsets[LOCAL_EXPERTS];\n"
-    "    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32)\n"
-    "        cursors[e] = (u32)(a.expert_offsets[e] + a.block_counts[(u64)block * LOCAL_EXPERTS + e]);\n"
-    "    warp_barrier();\n"
-    "    for (u32 i = 0; i < share; i += 32) {\n"
-    "        const u64 position = (u64)block * share + i + lane;\n"
-    "        const bool exists = position < a.num_pairs;\n"
-    "        const u32 pair = (u32)position;\n"
-    "        const u32 expert = exists \? local_expert(a, pair, num_valid) : NOT_LOCAL;\n"
-    "        const u32 row = take_rows(cursors, expert);\n"
-    "        if (expert != NOT_LOCAL) {\n"
-    "            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;\n"
-    "            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
-    "            if (a.maps.aligned_row_to_pair)\n"
-    "                a.maps.aligned_row_to_pair[a.aligned_offsets[expert] + (int)row - a.expert_offsets[expert]] = (int)pair;\n"
-    "        }\n"
-    "        if (exists) {\n"
-    "            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL \? (int)row : -1;\n"
-    "            if (pair >= num_rows) { /* the row of this number doesn't exist */\n"
-    "                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
-    "                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
-    "            }\n"
-    "        }\n"
-    "    }\n"
-    "    if (!a.maps.block_size) return;\n"
-    "    const u32 thread = block * 32 + lane, threads = grid_blocks_x() * 32;\n"
-    "    const u32 aligned_rows = (u32)a.aligned_offsets[LOCAL_EXPERTS];\n"
-    "    if (a.maps.aligned_row_to_pair) {\n",
+    "/* The padding of every expert's aligned rows, and the experts of blocks. */\n"
+    "template <class Starts, class Aligned>\n"
+    "DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {\n"
+    "    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;\n"
+    "    const u32 aligned_rows = aligned[LOCAL_EXPERTS];\n"
+    "    if (a.maps.aligned_row_to_pair) {\n"
     "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
-    "            const int rows = a.expert_offsets[e + 1] - a.expert_offsets[e];\n"
-    "            for (int i = a.aligned_offsets[e] + rows; i < a.aligned_offsets[e + 1]; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "            const u32 end = aligned[e + 1];\n"
+    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "        }\n"
     "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "    }\n"
@@ -4326,16 +4468,111 @@ static const char *const moer_source_17[] = { /* maps.cu */
     "                u32 low = 0, high = LOCAL_EXPERTS;\n"
     "                while (high - low > 1) {\n"
     "                    const u32 middle = (low + high) / 2;\n"
-    "                    if ((u32)a.aligned_offsets[middle] <= i * a.maps.block_size) low = middle;\n"
+    "                    if (aligned[middle] <= i * a.maps.block_size) low = middle;\n"
     "                    else high = middle;\n"
     "                }\n"
     "                expert = (int)low;\n"
     "            }\n"
     "            a.maps.block_to_expert[i] = expert;\n"
     "        }\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */\n"
+    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */\n"
+    "    SHARED(u32, cursors, SORT_WARPS * LOCAL_EXPERTS);\n"
+    "    SHARED(u32, warp_sums, SCAN_WARPS * 3);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 thread = thread_index(), block = block_index_x(), lane = lane_index(), warp = warp_index();\n"
+    "    const u32 num_valid = valid_pairs(a), part = part_size(a), first = thread * THREAD_EXPERTS;\n"
+    "    const u64 begin = ((u64)block * SORT_WARPS + warp) * part;\n"
+    "\n"
+    "    /* Pairs of each warp's part. */\n"
+    "    for (u32 i = thread; i < SORT_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) cursors[i] = 0;\n"
+    "    block_barrier();\n"
+    "    if (warp < SORT_WARPS)\n",
+    "        for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {\n"
+    "            const u32 expert = local_expert(a, begin + i, num_valid);\n"
+    "            if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);\n"
+    "            if (a.num_blocks == 1) add_load(a, begin + i);\n"
+    "        }\n"
+    "    if (a.num_blocks == 1) block_barrier();\n"
+    "\n"
+    "    /* All pairs of the thread's experts, and those of the shares before this one. */\n"
+    "    u32 count[THREAD_EXPERTS], before[THREAD_EXPERTS];\n"
+    "    sums own = {0, 0, 0}, total;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < THREAD_EXPERTS; i++) {\n"
+    "        count[i] = before[i] = 0;\n"
+    "        if (first + i >= LOCAL_EXPERTS) continue;\n"
+    "        const int *counts = a.block_counts + first + i;\n"
+    "        for (u32 w = 0; w < SORT_WARPS && a.num_blocks == 1; w++) count[i] += cursors[w * LOCAL_EXPERTS + first + i];\n"
+    "#pragma unroll 16\n"
+    "        for (u32 b = 0; b < a.num_blocks && a.num_blocks != 1; b++) {\n"
+    "            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);\n"
+    "            count[i] += c;\n"
+    "            before[i] += b < block \? c : 0;\n"
+    "        }\n"
+    "        own.rows += count[i];\n"
+    "        own.distinct += count[i] != 0;\n"
+    "        own.aligned += align_rows(a, count[i]);\n"
+    "    }\n"
+    "    sums at = scan_block(warp_sums, own, total); /* its barrier is also between the parts' counts and their cursors */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < THREAD_EXPERTS; i++) {\n"
+    "        const u32 e = first + i;\n"
+    "        if (e >= LOCAL_EXPERTS) break;\n"
+    "        starts[e] = at.rows;\n"
+    "        aligned[e] = at.aligned;\n"
+    "        u32 row = at.rows + before[i];\n"
+    "        for (u32 w = 0; w < SORT_WARPS; w++) {\n"
+    "            const u32 pairs = cursors[w * LOCAL_EXPERTS + e];\n"
+    "            cursors[w * LOCAL_EXPERTS + e] = row;\n"
+    "            row += pairs;\n"
+    "        }\n"
+    "        if (block == 0) {\n"
+    "            if (a.maps.expert_offsets) a.maps.expert_offsets[e] = (int)at.rows;\n"
+    "            if (count[i] && a.maps.distinct_experts) a.maps.distinct_experts[at.distinct] = (int)e;\n"
+    "            if (count[i] && a.maps.distinct_offsets) a.maps.distinct_offsets[at.distinct] = (int)at.rows;\n"
+    "        }\n"
+    "        at.rows += count[i];\n"
+    "        at.distinct += count[i] != 0;\n"
+    "        at.aligned += align_rows(a, count[i]);\n"
+    "    }\n"
+    "    if (thread == 0) {\n"
+    "        starts[LOCAL_EXPERTS] = total.rows;\n"
+    "        aligned[LOCAL_EXPERTS] = total.aligned;\n"
+    "        if (block == 0) {\n"
+    "            if (a.maps.expert_offsets) a.maps.expert_offsets[LOCAL_EXPERTS] = (int)total.rows;\n"
+    "            if (a.maps.distinct_offsets) a.maps.distinct_offsets[total.distinct] = (int)total.rows;\n"
+    "            if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)total.distinct;\n"
+    "            if (a.maps.block_size && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)total.aligned;\n"
+    "        }\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "\n"
+    "    for (u32 i = 0; warp < SORT_WARPS && i < part; i += 32) {\n"
+    "        const u64 position = begin + i + lane;\n"
+    "        const bool exists = position < a.num_pairs;\n"
+    "        const u32 pair = (u32)position, expert = local_expert(a, position, num_valid), row = take_row(cursors, expert);\n"
+    "        if (expert != NOT_LOCAL) {\n"
+    "            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;\n"
+    "            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
+    "            if (a.maps.aligned_row_to_pair) a.maps.aligned_row_to_pair[aligned[expert] + (row - starts[expert])] = (int)pair;\n"
+    "        }\n"
+    "        if (exists) {\n"
+    "            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL \? (int)row : -1;\n"
+    "            if (pair >= total.rows) { /* the row of this number doesn't exist */\n"
+    "                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
+    "                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
+    "            }\n"
+    "        }\n"
+    "    }\n"
+    "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* matmul.cu */
+static const char *const moer_source_19[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -4596,7 +4833,262 @@ static const char *const moer_source_18[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* down.cu */
+static const char *const moer_source_20[] = { /* grouped.cu */
+    "/*\n"
+    "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
+    "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
+    "  one expert and 128 weight rows (grouped.h).\n"
+    "\n"
+    "  out[r] = act(gate[e] @ x + gate_bias[e]) * (up[e] @ x + up_bias[e])   GATED 1: a tile has 64 gate rows and their 64 up rows\n"
+    "  out[r] = act(W[e] @ x + bias[e])                                      GATED 0\n"
+    "  out[r] = (W[e] @ x + bias[e]) * weight                                with ACTIVATION 0; the weight where WEIGHT_ON_OUTPUT\n"
+    "\n"
+    "  Weights on the output stand before it is rounded: so a row that overflows its dtype does so only where its part of the sum would.\n"
+    "\n"
+    "  Tiles of one expert follow each other, those of the same rows first, so that blocks that run at the same time find activations and\n"
+    "  weights in L2. Each block finds its expert by counting tiles over the distinct experts: those without rows have none, and one with\n"
+    "  all rows is as good as any. The grid has room for the most tiles that may be; blocks beyond the last tile end.\n"
+    "\n"
+    "  Constants: those of grouped.h; GATED, INTERLEAVED, UP_APART, ACTIVATION, CLAMP, WEIGHT_ON_INPUT, BIAS, OUT, K, X_INDEX, OUT_BY_PAIR\n"
+    "  as in matmul.cu; WEIGHT_ON_OUTPUT; WEIGHTS, dtype of either weights; RESIDENT_BLOCKS, how many share a multiprocessor.\n"
+    "  Grid: column tiles * (pairs / TILE_ROWS + distinct experts, at most).\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"scores.h\"\n"
+    "#include \"activations.h\"\n"
+    "#include \"grouped.h\"\n"
+    "\n"
+    "#ifndef UP_APART\n"
+    "#define UP_APART 0\n"
+    "#endif\n"
+    "#define COLUMNS (GATED && !UP_APART \? ROWS / 2 : ROWS) /* of the output */\n"
+    "#define TILE_COLUMNS (GATED \? TILE_WEIGHTS / 2 : TILE_WEIGHTS)\n"
+    "#define COLUMN_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
+    "\n"
+    "struct tile_place { u32 expert, base, end_row, first_column; };\n"
+    "\n"
+    "/* The output column of the tile's weight row n: gate and up rows alternate by eights, so that a thread has both sums. Past the\n"
+    "   matrix: its last one, whose sums nobody uses. */\n"
+    "DEVICE u32 tile_column(const tile_place &p, u32 n) {\n"
+    "    const u32 column = p.first_column + (GATED \? n / 16 * 8 + n % 8 : n);\n"
+    "    return column < COLUMNS \? column : COLUMNS - 1;\n"
+    "}\n"
+    "\n"
+    "DEVICE bool is_up(u32 n) { return GATED && n / 8 % 2 != 0; }\n"
+    "\n"
+    "/* The weight row of an output column. */\n"
+    "DEVICE u32 column_row(u32 column, bool up) {\n"
+    "    if (!GATED || UP_APART) return column;\n"
+    "    return INTERLEAVED \? column * 2 + up : column + (up \? COLUMNS : 0);\n"
+    "}\n"
+    "\n"
+    "DEVICE weight_row tile_weight_row(const moer_matmul_args &a, const tile_place &p, u32 n) {\n"
+    "    return find_weight_row(UP_APART && is_up(n) \? a.up_weights : a.weights, p.expert, column_row(tile_column(p, n), is_up(n)));\n"
+    "}\n"
+    "\n"
+    "/* Finds row tile `tile`; false: there are fewer. */\n"
+    "template <class Words>\n"
+    "DEVICE bool find_tile(const moer_matmul_args &a, Words &scratch, u32 tile, tile_place &p) {\n"
+    "    const u32 lane = lane_index(), warp = warp_index(), num_distinct = (u32)a.distinct_count[0];\n"
+    "    u32 before = 0; /* tiles of the experts that have been looked at */\n"
+    "    for (u32 first = 0; first < num_distinct && tile >= before; first += GROUPED_THREADS) {\n"
+    "        const u32 d = first + thread_index();\n"
+    "        const u32 begin = d < num_distinct \? (u32)a.distinct_offsets[d] : 0, end = d < num_distinct \? (u32)a.distinct_offsets[d + 1] : 0;\n"
+    "        const u32 count = (end - begin + TILE_ROWS - 1) / TILE_ROWS;\n"
+    "        u32 sum = count, start = before;\n"
+    "#pragma unroll\n"
+    "        for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "            const u32 other = warp_shuffle_up(sum, delta);\n"
+    "            if (lane >= delta) sum += other;\n"
+    "        }\n"
+    "        if (lane == 31) scratch[warp] = sum;\n"
+    "        block_barrier();\n"
+    "        for (u32 w = 0; w < GROUPED_THREADS / 32; w++) {\n"
+    "            const u32 tiles = scratch[w];\n"
+    "            if (w < warp) start += tiles;\n",
+    "            before += tiles;\n"
+    "        }\n"
+    "        start += sum - count;\n"
+    "        if (tile >= start && tile - start < count) {\n"
+    "            scratch[8] = (u32)a.distinct_experts[d];\n"
+    "            scratch[9] = begin + (tile - start) * TILE_ROWS;\n"
+    "            scratch[10] = end;\n"
+    "        }\n"
+    "        block_barrier();\n"
+    "    }\n"
+    "    if (tile >= before) return false;\n"
+    "    p.expert = scratch[8];\n"
+    "    p.base = scratch[9];\n"
+    "    p.end_row = scratch[10];\n"
+    "    block_barrier(); /* the scratch becomes a tile */\n"
+    "    return true;\n"
+    "}\n"
+    "\n"
+    "DEVICE void find_rows(const moer_matmul_args &a, const tile_place &p, row_sources &sources) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < (TILE_ROWS + 63) / 64; i++) {\n"
+    "        const u32 r = i * 64 + thread_index() / 4, row = p.base + r < p.end_row \? p.base + r : p.base;\n"
+    "        sources.x[i] = 0;\n"
+    "        if (r >= TILE_ROWS || p.base + r / 16 * 16 >= p.end_row) continue;\n"
+    "        u32 index = row;\n"
+    "        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];\n"
+    "        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
+    "        sources.x[i] = (const u8 *)a.x + (u64)index * INNER * X_BYTES;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Multiplies by what scales the whole weight row. */\n"
+    "DEVICE void scale_columns(const moer_matmul_args &a, const tile_place &p, float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4]) {\n"
+    "    if (!ROW_HAS_SCALE) return;\n"
+    "#pragma unroll\n"
+    "    for (u32 j = 0; j < COLUMN_FRAGMENTS; j++)\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 2; i++) {\n"
+    "            const u32 n = (warp_index() % WARPS_ACROSS * COLUMN_FRAGMENTS + j) * 8 + (lane_index() & 3) * 2 + i;\n"
+    "            const float scale = row_scale(tile_weight_row(a, p, n));\n"
+    "#pragma unroll\n"
+    "            for (u32 m = 0; m < ROW_FRAGMENTS; m++) {\n"
+    "                sums[m][j][i] = f32_mul(sums[m][j][i], scale);\n"
+    "                sums[m][j][i + 2] = f32_mul(sums[m][j][i + 2], scale);\n"
+    "            }\n"
+    "        }\n"
+    "}\n"
+    "\n"
+    "/* An output from its sums. */\n"
+    "DEVICE float finish_value(const moer_matmul_args &a, const tile_place &p, u32 column, float weight, float value, float up) {\n"
+    "    if (WEIGHT_ON_INPUT) value = f32_mul(value, weight); /* W @ (weight * x): without rounding weight * x to x's dtype */\n"
+    "    if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + column_row(column, false), BIAS));\n"
+    "    if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
+    "    if (GATED) {\n"
+    "        if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
+    "        if (BIAS) up = f32_add(up, load_value(UP_APART \? a.up_bias : a.bias, (u64)p.expert * ROWS + column_row(column, true), BIAS));\n"
+    "        value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
+    "    }\n"
+    "    return WEIGHT_ON_OUTPUT \? f32_mul(value, weight) : value;\n"
+    "}\n"
+    "\n"
+    "DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, const float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4]) {\n"
+    "    const u32 lane = lane_index(), warp = warp_index();\n"
+    "#pragma unroll\n"
+    "    for (u32 m = 0; m < ROW_FRAGMENTS; m++)\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 4; i += 2) { /* rows g and g + 8 of the fragment */\n"
+    "            const u32 row = p.base + (m * 2 + warp / WARPS_ACROSS) * 16 + i * 4 + (lane >> 2);\n"
+    "            if (row >= p.end_row) continue;\n"
+    "            const u32 pair = OUT_BY_PAIR || WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT \? (u32)a.row_to_pair[row] : row;\n"
+    "            const float weight = WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT \? load_value(a.router_weights, pair, WEIGHTS) : 1.0f;\n"
+    "            const u64 at = (u64)(OUT_BY_PAIR \? pair : row) * COLUMNS;\n"
+    "#pragma unroll\n"
+    "            for (u32 j = 0; j < COLUMN_FRAGMENTS; j += GATED \? 2 : 1) {\n"
+    "                const u32 n = (warp % WARPS_ACROSS * COLUMN_FRAGMENTS + j) * 8, up = (j + GATED) % COLUMN_FRAGMENTS;\n"
+    "                const u32 column = p.first_column + (GATED \? n / 2 : n) + (lane & 3) * 2;\n"
+    "                if (column >= COLUMNS) continue;\n",
+    "                const float first = finish_value(a, p, column, weight, sums[m][j][i], sums[m][up][i]);\n"
+    "                if (COLUMNS % 2 != 0 && column + 1 >= COLUMNS) {\n"
+    "                    store_value(a.out, at + column, OUT, first);\n"
+    "                    continue;\n"
+    "                }\n"
+    "                const float second = finish_value(a, p, column + 1, weight, sums[m][j][i + 1], sums[m][up][i + 1]);\n"
+    "                if (OUT == DTYPE_F32 || COLUMNS % 2 != 0) {\n"
+    "                    store_value(a.out, at + column, OUT, first);\n"
+    "                    store_value(a.out, at + column + 1, OUT, second);\n"
+    "                } else {\n"
+    "                    ((u32 *)a.out)[(at + column) / 2] = OUT == DTYPE_F16 \? f32_to_half2(first, second) : f32_to_bf162(first, second);\n"
+    "                }\n"
+    "            }\n"
+    "        }\n"
+    "}\n"
+    "\n"
+    "/* The pairs that no expert here serves. */\n"
+    "DEVICE void clear_other_pairs(const moer_matmul_args &a) {\n"
+    "    const u64 threads = (u64)grid_blocks_x() * GROUPED_THREADS;\n"
+    "    for (u64 i = (u64)block_index_x() * GROUPED_THREADS + thread_index(); i < (u64)a.num_pairs * COLUMNS; i += threads)\n"
+    "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
+    "}\n"
+    "\n"
+    "template <class Rows, class Weights>\n"
+    "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
+    "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);\n"
+    "    else multiply_slice<false>(sums, rows, weights, slice, fragments);\n"
+    "}\n"
+    "\n"
+    "KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_args) {\n"
+    "    SHARED(u32, rows, ROW_STAGES * ROW_WORDS);\n"
+    "    SHARED(u32, weights, WEIGHT_STAGES * FILL_WORDS);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    if (OUT_BY_PAIR) clear_other_pairs(a);\n"
+    "    tile_place p;\n"
+    "    if (!find_tile(a, rows, block_index_x() / COLUMN_TILES, p)) return;\n"
+    "    p.first_column = block_index_x() % COLUMN_TILES * TILE_COLUMNS;\n"
+    "\n"
+    "    const u32 num_rows = p.end_row - p.base < TILE_ROWS \? p.end_row - p.base : TILE_ROWS;\n"
+    "    const u32 first_fragment = warp_index() / WARPS_ACROSS, num_fragments = (num_rows + 15) / 16; /* of all warps */\n"
+    "    const u32 fragments = (num_fragments + 1 - first_fragment) / 2;\n"
+    "    row_sources x;\n"
+    "    find_rows(a, p, x);\n"
+    "    float sums[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4];\n"
+    "#pragma unroll\n"
+    "    for (u32 m = 0; m < ROW_FRAGMENTS; m++)\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < COLUMN_FRAGMENTS; j++)\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++) sums[m][j][i] = 0.0f;\n"
+    "\n"
+    "#if COPIED_WEIGHTS\n"
+    "    weight_sources w;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < TILE_WEIGHTS / 64; i++) w.w[i] = tile_weight_row(a, p, i * 64 + thread_index() / 4).data;\n"
+    "    for (u32 slice = 0; slice < ROW_STAGES - 1; slice++) {\n"
+    "        start_rows(rows, x, slice);\n"
+    "        start_weights(weights, w, slice);\n"
+    "        copy_async_commit();\n"
+    "    }\n"
+    "#pragma unroll 1\n"
+    "    for (u32 slice = 0; slice < NUM_SLICES; slice++) {\n"
+    "        copy_async_wait<ROW_STAGES - 2>();\n"
+    "        block_barrier(); /* all have what was copied, and none reads the stage that comes next */\n"
+    "        start_rows(rows, x, slice + ROW_STAGES - 1);\n"
+    "        start_weights(weights, w, slice + ROW_STAGES - 1);\n"
+    "        copy_async_commit();\n"
+    "        multiply(sums, rows, weights, slice, fragments);\n"
+    "    }\n"
+    "#else\n"
+    "    const u32 n = warp_index() * 16 + (lane_index() >> 2);\n"
+    "    const weight_row low = tile_weight_row(a, p, n), high = tile_weight_row(a, p, n + 8);\n"
+    "    weight_chunk low_chunk = load_weight_chunk(low, 0, false), high_chunk = load_weight_chunk(high, 0, false);\n"
+    "    for (u32 slice = 0; slice < ROW_STAGES - 1; slice++) {\n"
+    "        start_rows(rows, x, slice);\n"
+    "        copy_async_commit();\n"
+    "    }\n"
+    "#pragma unroll 1\n"
+    "    for (u32 step = 0; step < NUM_STEPS; step++) {\n"
+    "        arrange_weight_chunk(low_chunk);\n"
+    "        arrange_weight_chunk(high_chunk);\n",
+    "        if (step != 0) block_barrier(); /* none reads the weights before these */\n"
+    "        store_weights(weights, low_chunk, step, n);\n"
+    "        store_weights(weights, high_chunk, step, n + 8);\n"
+    "        if (step + 1 < NUM_STEPS) {\n"
+    "            low_chunk = load_weight_chunk(low, step + 1, false);\n"
+    "            high_chunk = load_weight_chunk(high, step + 1, false);\n"
+    "        }\n"
+    "#pragma unroll 1\n"
+    "        for (u32 slice = step * FILL_SLICES; slice < (step + 1) * FILL_SLICES && slice < NUM_SLICES; slice++) {\n"
+    "            copy_async_wait<ROW_STAGES - 2>();\n"
+    "            block_barrier();\n"
+    "            start_rows(rows, x, slice + ROW_STAGES - 1);\n"
+    "            copy_async_commit();\n"
+    "            multiply(sums, rows, weights, slice, fragments);\n"
+    "        }\n"
+    "    }\n"
+    "#endif\n"
+    "    copy_async_wait<0>();\n"
+    "    scale_columns(a, p, sums);\n"
+    "    finish_tile(a, p, sums);\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_21[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -4719,7 +5211,7 @@ static const char *const moer_source_19[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* combine.cu */
+static const char *const moer_source_22[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -4778,7 +5270,7 @@ static const char *const moer_source_20[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* expand.cu */
+static const char *const moer_source_23[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -4825,17 +5317,19 @@ static const moer_source moer_sources[] = {
     {"values.h", moer_source_10},
     {"tile.h", moer_source_11},
     {"stream.h", moer_source_12},
-    {"vector.h", moer_source_13},
-    {"epilogue.h", moer_source_14},
-    {"route.cu", moer_source_15},
-    {"topk.cu", moer_source_16},
-    {"maps.cu", moer_source_17},
-    {"matmul.cu", moer_source_18},
-    {"down.cu", moer_source_19},
-    {"combine.cu", moer_source_20},
-    {"expand.cu", moer_source_21},
+    {"grouped.h", moer_source_13},
+    {"vector.h", moer_source_14},
+    {"epilogue.h", moer_source_15},
+    {"route.cu", moer_source_16},
+    {"topk.cu", moer_source_17},
+    {"maps.cu", moer_source_18},
+    {"matmul.cu", moer_source_19},
+    {"grouped.cu", moer_source_20},
+    {"down.cu", moer_source_21},
+    {"combine.cu", moer_source_22},
+    {"expand.cu", moer_source_23},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "09b4a922ee5e8a35005d109cfe1dd5e9f0de57eea907d662b36476b69b401143";
+static const char moer_sources_digest[] = "be7aa2a73b3c9bbf5b46e9a339985499e159242366bc4f325267be628ff32a25";
 
 /* ---- src/base.c ---- */
 /*
@@ -7942,8 +8436,9 @@ MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, 
 
 static const moer_family moer_family_route = {"route", "route.cu", {"moe_route_route", NULL, NULL}};
 static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk", NULL, NULL}};
-static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scan", "moe_route_maps_scatter"}};
+static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
+static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
@@ -10246,6 +10741,13 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
     return status;
 }
 
+/* Whether tile.h multiplies on tensor cores. */
+static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (layer->dtype == MOE_ROUTE_F32) return 0;
+    return moer_is_quantized(matrix->format) || (layer->dtype == MOE_ROUTE_F16 && matrix->format == MOE_ROUTE_FORMAT_F16) ||
+           (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
+}
+
 /* Whether more than MOER_SMALL_PAIRS pairs may come. */
 static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
 
@@ -10292,6 +10794,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
                          (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
     layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
     layer->fused_combine = desc->fused_combine != MOE_ROUTE_OFF;
+    layer->grouped = has_gate_up && has_down && moer_uses_tensor_cores(layer, &layer->gate_up) && moer_uses_tensor_cores(layer, &layer->down);
     return MOE_ROUTE_OK;
 }
 
@@ -10340,13 +10843,6 @@ static unsigned moer_alignment(unsigned long long a, unsigned long long b) {
 
 static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
     return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
-}
-
-/* Whether tile.h multiplies on tensor cores. */
-static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matrix *matrix) {
-    if (layer->dtype == MOE_ROUTE_F32) return 0;
-    return moer_is_quantized(matrix->format) || (layer->dtype == MOE_ROUTE_F16 && matrix->format == MOE_ROUTE_FORMAT_F16) ||
-           (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
 /* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
@@ -10399,26 +10895,30 @@ typedef struct moer_matmul_kind {
     uint32_t warps;
 } moer_matmul_kind;
 
-/* matmul.cu for small and, where the layer can meet them, large batches. */
-static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = moer_layer_is_large(layer), weighs = kind->activated && layer->weight_on_input;
+/* What matmul.cu and grouped.cu have in common; `weighs`: they multiply by the router's weights. */
+static void moer_define_matmul(char *defines, const moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int weighs) {
+    moer_define_tile(defines, layer, matrix);
+    moer_define(defines, "GATED", kind->activated && layer->gated);
+    moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
+    moer_define_given(defines, "UP_APART", kind->activated && layer->up.format != MOE_ROUTE_FORMAT_NONE);
+    moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
+    moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
+    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)(kind->activated && layer->weight_on_input));
+    moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
+    moer_define(defines, "OUT", kind->out);
+    moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
+    moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
+}
+
+/* matmul.cu for small and, where the layer can meet them there, large batches. */
+static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, int large, const moer_variant *variants[2]) {
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
-        moer_define_tile(defines, layer, matrix);
-        moer_define(defines, "GATED", kind->activated && layer->gated);
-        moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
-        moer_define_given(defines, "UP_APART", kind->activated && layer->up.format != MOE_ROUTE_FORMAT_NONE);
-        moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
-        moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
-        moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
-        moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
-        moer_define(defines, "OUT", kind->out);
+        moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
-        moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
-        moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
         moer_define(defines, "WARPS", kind->warps);
         moer_define(defines, "RESIDENT_BLOCKS", moer_matmul_blocks(kind->warps));
         moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
@@ -10427,10 +10927,41 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
-/* The constants of epilogue.h. */
-static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
+/* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
+    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+}
+
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
+
+/* Tiles across the matrix. */
+static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const int gated = matrix == &layer->gate_up && layer->gated;
+    const uint32_t columns = gated ? layer->intermediate_size : matrix->rows;
+    return (columns - 1) / (gated ? 64 : 128) + 1;
+}
+
+static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, const moer_variant **variants) {
+    const int weighs_output = !kind->activated && !layer->weight_on_input;
+    const uint32_t last = moer_grouped_tile(layer, layer->max_tokens * layer->router.top_k);
+    moe_route_status status = MOE_ROUTE_OK;
+    uint32_t tile;
+    for (tile = moer_grouped_tile(layer, MOER_GROUPED_PAIRS + 1); tile <= last && status == MOE_ROUTE_OK; tile++) {
+        char defines[MOER_DEFINES_MAX] = "";
+        moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
+        moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
+        moer_define(defines, "TILE_ROWS", 32ul << tile);
+        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2);
+        status = moer_layer_need(layer, &moer_family_grouped, defines, &variants[tile]);
+    }
+    return status;
+}
+
+/* The constants of epilogue.h; `weighted`: the rows have the router's weights already. */
+static void moer_define_epilogue(char *defines, const moe_route_layer *layer, int weighted) {
     moer_define(defines, "WEIGHTS", layer->router.weights_dtype);
-    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)layer->weight_on_input);
+    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighted);
     moer_define(defines, "FIRST_IDENTITY", layer->router.num_identity != 0 ? layer->router.first_identity : 0);
     moer_define(defines, "NUM_IDENTITY", layer->router.num_identity);
 }
@@ -10438,7 +10969,7 @@ static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
 static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
     moer_define_tile(defines, layer, &layer->down);
-    moer_define_epilogue(defines, layer);
+    moer_define_epilogue(defines, layer, layer->weight_on_input);
     moer_define_given(defines, "X_ORDER", moer_h_order(layer));
     moer_define(defines, "K_SPLIT", layer->down_parts);
     moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
@@ -10452,11 +10983,11 @@ static uint32_t moer_combine_vector(const moe_route_layer *layer) {
     return vector;
 }
 
-static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, const moer_variant **variant) {
+static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, int weighted, const moer_variant **variant) {
     char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "HIDDEN", layer->hidden_size);
     moer_define(defines, "K", layer->router.top_k);
-    moer_define_epilogue(defines, layer);
+    moer_define_epilogue(defines, layer, weighted);
     moer_define(defines, "ROWS_DTYPE", rows_dtype);
     moer_define(defines, "OUT", layer->dtype);
     moer_define(defines, "VECTOR", moer_combine_vector(layer));
@@ -10478,22 +11009,30 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
-    const int large = moer_layer_is_large(layer);
+    const int grouped = moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k);
+    const int large = moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1);
     moer_matmul_kind kind;
     moe_route_status status;
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
-    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_activated);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, large, layer->gate_up_activated);
+    if (status == MOE_ROUTE_OK && grouped) status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
     if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (status == MOE_ROUTE_OK && grouped) {
+        kind.activated = 0;
+        kind.x_index = 2;
+        status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
+        if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
+    }
     if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
     kind.activated = 0;
     kind.x_index = 2;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, layer->down_rows);
-    if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, &layer->combine_rows);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, large, layer->down_rows);
+    if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, layer->weight_on_input, &layer->combine_rows);
     return status;
 }
 
@@ -10505,7 +11044,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
     kind.out_by_pair = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(matrix);
-    return moer_layer_need_matmul(layer, matrix, &kind, 1, variants);
+    return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_is_large(layer), variants);
 }
 
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
@@ -10525,7 +11064,7 @@ static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
         if (status == MOE_ROUTE_OK) status = moer_layer_need_plain_matmul(layer, &layer->down, layer->matmul[MOE_ROUTE_MATRIX_DOWN]);
     }
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_EXPAND)) status = moer_layer_need_expand(layer);
-    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, &layer->combine);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, layer->weight_on_input, &layer->combine);
     return status;
 }
 
@@ -10561,7 +11100,8 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 
 static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     const uint32_t blocks = (num_pairs + 511) / 512;
-    return blocks < 1024 ? blocks : 1024;
+    if (num_pairs <= 2048) return 1; /* a few rounds more are less than a second launch */
+    return blocks < 128 ? blocks : 128;
 }
 
 /* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
@@ -10576,7 +11116,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     const uint32_t distinct = moer_layer_max_distinct(layer, num_tokens);
     const int cpu = layer->context->device == MOE_ROUTE_DEVICE_CPU, small = num_pairs <= MOER_SMALL_PAIRS;
     const int runs = (layer->operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
-    size_t columns;
+    size_t columns, row_bytes; /* of all rows */
     int fits = 1;
     memset(w, 0, sizeof *w);
     fits &= moer_workspace_take(w, num_pairs, 4, &w->ids);
@@ -10587,15 +11127,17 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, distinct, 4, &w->distinct_experts);
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
-    if (cpu || !small) {
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->aligned_offsets);
-        fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
-    }
+    if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
     if (runs) {
         fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-        if (cpu || !small || !layer->fused_combine)
-            fits &= moer_size_mul(num_pairs, layer->hidden_size, &columns) && moer_workspace_take(w, columns, 4, &w->partial);
+        if (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs)) {
+            /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
+            const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
+            fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
+            if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
+            fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
+        }
     }
     if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
     return fits;
@@ -10736,16 +11278,13 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
-    static const uint32_t threads[3] = {32, 1024, 32};
     uint32_t i;
-    for (i = 0; i < 3; i++) {
-        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
+    for (i = blocks == 1 ? 1 : 0; i < 2; i++) { /* one share needs no count */
+        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, blocks, 1, 256)->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;
         args->expert_map = layer->router.expert_map;
         args->block_counts = workspace + w->block_counts;
-        args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
-        args->aligned_offsets = workspace + w->aligned_offsets;
         args->maps = routing->maps;
         args->num_pairs = num_pairs;
         args->num_blocks = blocks;
@@ -10857,10 +11396,19 @@ static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, 
     args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales));
 }
 
+static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *const *variants, const moer_matrix *matrix, uint32_t num_tokens) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens), tile = moer_grouped_tile(layer, num_pairs);
+    const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
+    moer_launch *launch = moer_sequence_add(sequence, variants[tile], 0, moer_grouped_columns(layer, matrix) * (num_pairs / (32u << tile) + distinct), 1, 256);
+    launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
+    return launch;
+}
+
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS;
-    moer_launch *launch = moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
+    moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, from->num_tokens)
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
@@ -10875,7 +11423,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
 
-    if (layer->fused_combine && !large) {
+    if (layer->fused_combine && !large && !grouped) {
         moer_down_args *args;
         moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
@@ -10897,12 +11445,15 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->num_tokens = from->num_tokens;
         return;
     }
-    down = &moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts)->args.matmul;
+    launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->down_grouped, &layer->down, from->num_tokens)
+                     : moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts);
+    down = &launch->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
     down->x = from->workspace + w->h;
     down->out = from->workspace + w->partial;
+    down->router_weights = grouped && !layer->weight_on_input ? routing->weights : 0;
     down->num_pairs = num_pairs;
-    moer_combine_args_layer(moer_sequence_add_combine(sequence, layer, layer->combine_rows, from->num_tokens), layer, from, routing, w);
+    moer_combine_args_layer(moer_sequence_add_combine(sequence, layer, grouped ? layer->combine_grouped : layer->combine_rows, from->num_tokens), layer, from, routing, w);
 }
 
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {

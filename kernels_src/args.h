@@ -48,15 +48,12 @@ typedef struct moer_route_args {
     float scale;
 } moer_route_args;
 
-/* maps.cu: the sort of any number of pairs, in three launches */
+/* maps.cu: the sort of any number of pairs, in two launches */
 typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
-    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share, then the
-                                                 first row of that share */
-    MOER_ADDRESS(int) expert_offsets;         /* [E_local + 1], always kept */
-    MOER_ADDRESS(int) aligned_offsets;        /* [E_local + 1], or null without aligned outputs */
+    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */
     moer_maps_out maps;
     unsigned int num_pairs;                   /* T * k */
     unsigned int num_blocks;

@@ -173,6 +173,16 @@ DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p
 #define shared_load_4(array, i) (*(const int4 *)&(array)[i])
 /* Words i and i + 1; i is even. */
 #define shared_load_2(array, i) (*(const int2 *)&(array)[i])
+/* Words i and i + 1, or i to i + 3, of a SHARED u32 array; i is a multiple of 2 or 4. */
+#define shared_store_2(array, i, value) (*(u32x2 *)&(array)[i] = (value))
+#define shared_store_4(array, i, value) (*(u32x4 *)&(array)[i] = (value))
+/* Four 8 x 8 matrices of 16-bit numbers from a SHARED u32 array: lane 8m + r names the first word, a multiple of 4, of row r of
+   matrix m. d[m] of lane 4g + t is elements 2t and 2t + 1 of row g of matrix m. All 32 lanes take part. */
+#define shared_load_matrices(array, i, d) shared_load_matrices_from(&(array)[i], d)
+DEVICE void shared_load_matrices_from(const u32 *shared, u32 (&d)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"((u32)__cvta_generic_to_shared(shared)) : "memory");
+}
 /* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */
 #define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)
 

@@ -1,13 +1,15 @@
 /*
-  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in three launches.
+  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.
 
-  moe_route_maps_count    a warp counts the experts of its share of consecutive pairs
-  moe_route_maps_scan     one block turns the counts into each share's first row of each expert, and writes the outputs
-                          that have an entry per expert
-  moe_route_maps_scatter  the warp walks its share again, in order, and gives every pair its row
+  moe_route_maps_count    a block counts the experts of its share of consecutive pairs
+  moe_route_maps_scatter  every block adds up the counts of all shares and so knows where its own pairs of each expert begin; then its
+                          warps, which share its pairs in order, give each pair its row. What has an entry per expert is written by the first.
+                          One share alone needs no count before.
 
-  Order within a warp's 32 pairs comes from match and popcount, order between them from the warp's own cursors: nothing is
-  atomic but the integer counters of expert_load, the result is the same each time. Small batches don't come here: route.cu sorts them in the router's launch.
+  Adding up in every block costs shares * E loads from L2, all independent, and saves a launch and a second trip through memory; shares
+  are few (at most 128) for that. Order within a warp's 32 pairs comes from match and popcount, between them from the warp's cursors, between warps from
+  their counts: the result is the same each time. Atomic are only counts. Small batches don't come here: route.cu sorts
+  them in the router's launch.
 
   Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Pairs whose expert isn't local have no row.
 */
@@ -16,157 +18,110 @@
 #include "tokens.h"
 #include "placement.h"
 
-#define SCAN_THREADS 1024
-#define SCAN_WARPS (SCAN_THREADS / 32)
-/* Experts a thread of the scan holds, consecutive ones. */
-#define SCAN_EXPERTS ((LOCAL_EXPERTS + SCAN_THREADS - 1) / SCAN_THREADS)
+#define SORT_THREADS 256
+#define SCAN_WARPS (SORT_THREADS / 32)
+/* Warps that have cursors: as many as shared memory has room for. */
+#define SORT_WARPS (LOCAL_EXPERTS <= 512 ? 8 : LOCAL_EXPERTS <= 1024 ? 4 : 2)
+/* Experts that a thread adds up, consecutive ones. */
+#define THREAD_EXPERTS ((LOCAL_EXPERTS + SORT_THREADS - 1) / SORT_THREADS)
 #define NOT_LOCAL 0xffffffffu
 
-DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 31) / 32 * 32; }
+/* Pairs of a warp's part of a share; a share has SORT_WARPS of them. */
+DEVICE u32 part_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32; }
 
 /* Local expert of a pair, or NOT_LOCAL. */
-DEVICE u32 local_expert(const moer_maps_args &a, u32 pair, u32 num_valid_pairs) {
+DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) {
     if (pair >= num_valid_pairs) return NOT_LOCAL;
-    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K) - FIRST_EXPERT;
+    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], (u32)pair / K) - FIRST_EXPERT;
     return local < LOCAL_EXPERTS ? local : NOT_LOCAL;
 }
 
 DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }
 
+/* A pair's share in the running totals, which count experts before placement. */
+DEVICE void add_load(const moer_maps_args &a, u64 pair) {
+    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);
+}
+
+KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {
+    SHARED(u32, counts, LOCAL_EXPERTS);
+    wait_for_previous_kernels();
+    let_next_kernel_start();
+    const u32 num_valid = valid_pairs(a), share = part_size(a) * SORT_WARPS;
+    const u64 first = (u64)block_index_x() * share;
+    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) counts[e] = 0;
+    block_barrier();
+    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {
+        const u32 expert = local_expert(a, first + i, num_valid);
+        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);
+        add_load(a, first + i);
+    }
+    block_barrier();
+    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];
+}
+
+struct sums { u32 rows, distinct, aligned; };
+
+/* Sums over the threads before this one; total: over all. */
+template <class Words>
+DEVICE sums scan_block(Words &warp_sums, const sums &own, sums &total) {
+    const u32 lane = lane_index(), warp = warp_index();
+    sums s = own;
+#pragma unroll
+    for (u32 delta = 1; delta < 32; delta *= 2) {
+        const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);
+        if (lane < delta) continue;
+        s.rows += rows;
+        s.distinct += distinct;
+        s.aligned += aligned;
+    }
+    if (lane == 31) {
+        warp_sums[warp] = s.rows;
+        warp_sums[SCAN_WARPS + warp] = s.distinct;
+        warp_sums[SCAN_WARPS * 2 + warp] = s.aligned;
+    }
+    block_barrier();
+    s.rows -= own.rows;
+    s.distinct -= own.distinct;
+    s.aligned -= own.aligned;
+    total.rows = total.distinct = total.aligned = 0;
+    for (u32 w = 0; w < SCAN_WARPS; w++) {
+        const u32 rows = warp_sums[w], distinct = warp_sums[SCAN_WARPS + w], aligned = warp_sums[SCAN_WARPS * 2 + w];
+        if (w < warp) {
+            s.rows += rows;
+            s.distinct += distinct;
+            s.aligned += aligned;
+        }
+        total.rows += rows;
+        total.distinct += distinct;
+        total.aligned += aligned;
+    }
+    return s;
+}
+
+DEVICE u32 align_rows(const moer_maps_args &a, u32 rows) { return a.maps.block_size ? (rows + a.maps.block_size - 1) / a.maps.block_size * a.maps.block_size : 0; }
+
 /* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */
 template <class Cursors>
-DEVICE u32 take_rows(Cursors &cursors, u32 expert) {
-    const u32 peers = warp_match(expert), lane = lane_index();
+DEVICE u32 take_row(Cursors &cursors, u32 expert) {
+    const u32 peers = warp_match(expert), lane = lane_index(), at = warp_index() * LOCAL_EXPERTS + expert;
     u32 row = 0;
-    if (expert != NOT_LOCAL) row = cursors[expert] + popcount(peers & ((1u << lane) - 1));
+    if (expert != NOT_LOCAL) row = cursors[at] + popcount(peers & ((1u << lane) - 1));
     warp_barrier();
-    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[expert] = row + 1; /* the last of its peers */
+    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[at] = row + 1; /* the last of its peers */
     warp_barrier();
     return row;
 }
 
-KERNEL(moe_route_maps_count, 32, moer_maps_args) {
-    SHARED(u32, counts, LOCAL_EXPERTS);
-    wait_for_previous_kernels();
-    let_next_kernel_start();
-    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);
-    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) counts[e] = 0;
-    warp_barrier();
-    for (u32 i = 0; i < share; i += 32) {
-        const u64 pair = (u64)block * share + i + lane;
-        take_rows(counts, pair < a.num_pairs ? local_expert(a, (u32)pair, num_valid) : NOT_LOCAL);
-        if (a.maps.expert_load && pair < num_valid && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);
-    }
-    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32) a.block_counts[(u64)block * LOCAL_EXPERTS + e] = (int)counts[e];
-}
-
-/* Sum of the values of the threads before this one; *total is the sum of all. */
-template <class Sums>
-DEVICE u32 scan_block(Sums &warp_sums, u32 value, u32 *total) {
-    const u32 lane = lane_index(), warp = warp_index();
-    u32 inclusive = value;
-#pragma unroll
-    for (u32 delta = 1; delta < 32; delta *= 2) {
-        const u32 other = warp_shuffle_up(inclusive, delta);
-        if (lane >= delta) inclusive += other;
-    }
-    block_barrier(); /* the sums of the scan before may still be read */
-    if (lane == 31) warp_sums[warp] = inclusive;
-    block_barrier();
-    u32 before = 0, sum = 0;
-    for (u32 w = 0; w < SCAN_WARPS; w++) {
-        if (w == warp) before = sum;
-        sum += warp_sums[w];
-    }
-    *total = sum;
-    return before + inclusive - value;
-}
-
-KERNEL(moe_route_maps_scan, SCAN_THREADS, moer_maps_args) {
-    SHARED(u32, warp_sums, SCAN_WARPS);
-    wait_for_previous_kernels();
-    let_next_kernel_start();
-    const u32 first = thread_index() * SCAN_EXPERTS;
-    const u32 block = a.maps.block_size;
-    u32 count[SCAN_EXPERTS], rows = 0, distinct = 0, aligned = 0;
-#pragma unroll
-    for (u32 i = 0; i < SCAN_EXPERTS; i++) {
-        count[i] = 0;
-        if (first + i < LOCAL_EXPERTS)
-            for (u32 b = 0; b < a.num_blocks; b++) {
-                int *entry = a.block_counts + (u64)b * LOCAL_EXPERTS + first + i;
-                const u32 c = (u32)*entry;
-                *entry = (int)count[i];
-                count[i] += c;
-            }
-        rows += count[i];
-        distinct += count[i] != 0;
-        if (block) aligned += (count[i] + block - 1) / block * block;
-    }
-    u32 num_rows, num_distinct, num_aligned;
-    u32 row = scan_block(warp_sums, rows, &num_rows);
-    u32 index = scan_block(warp_sums, distinct, &num_distinct);
-    u32 start = scan_block(warp_sums, aligned, &num_aligned);
-#pragma unroll
-    for (u32 i = 0; i < SCAN_EXPERTS; i++) {
-        if (first + i >= LOCAL_EXPERTS) break;
-        a.expert_offsets[first + i] = (int)row;
-        if (count[i]) {
-            if (a.maps.distinct_experts) a.maps.distinct_experts[index] = (int)(first + i);
-            if (a.maps.distinct_offsets) a.maps.distinct_offsets[index] = (int)row;
-            index++;
-        }
-        if (block) {
-            a.aligned_offsets[first + i] = (int)start;
-            start += (count[i] + block - 1) / block * block;
-        }
-        row += count[i];
-    }
-    if (thread_index() == 0) {
-        a.expert_offsets[LOCAL_EXPERTS] = (int)num_rows;
-        if (a.maps.distinct_offsets) a.maps.distinct_offsets[num_distinct] = (int)num_rows;
-        if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)num_distinct;
-        if (block) a.aligned_offsets[LOCAL_EXPERTS] = (int)num_aligned;
-        if (block && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)num_aligned;
-    }
-}
-
-KERNEL(moe_route_maps_scatter, 32, moer_maps_args) {
-    SHARED(u32, cursors, LOCAL_EXPERTS); /* next row of each expert in this share */
-    wait_for_previous_kernels();
-    let_next_kernel_start();
-    const u32 lane = lane_index(), block = block_index_x(), share = share_size(a), num_valid = valid_pairs(a);
-    const u32 num_rows = (u32)a.expert_offsets[LOCAL_EXPERTS];
-    for (u32 e = lane; e < LOCAL_EXPERTS; e += 32)
-        cursors[e] = (u32)(a.expert_offsets[e] + a.block_counts[(u64)block * LOCAL_EXPERTS + e]);
-    warp_barrier();
-    for (u32 i = 0; i < share; i += 32) {
-        const u64 position = (u64)block * share + i + lane;
-        const bool exists = position < a.num_pairs;
-        const u32 pair = (u32)position;
-        const u32 expert = exists ? local_expert(a, pair, num_valid) : NOT_LOCAL;
-        const u32 row = take_rows(cursors, expert);
-        if (expert != NOT_LOCAL) {
-            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;
-            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;
-            if (a.maps.aligned_row_to_pair)
-                a.maps.aligned_row_to_pair[a.aligned_offsets[expert] + (int)row - a.expert_offsets[expert]] = (int)pair;
-        }
-        if (exists) {
-            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL ? (int)row : -1;
-            if (pair >= num_rows) { /* the row of this number doesn't exist */
-                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;
-                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;
-            }
-        }
-    }
-    if (!a.maps.block_size) return;
-    const u32 thread = block * 32 + lane, threads = grid_blocks_x() * 32;
-    const u32 aligned_rows = (u32)a.aligned_offsets[LOCAL_EXPERTS];
+/* The padding of every expert's aligned rows, and the experts of blocks. */
+template <class Starts, class Aligned>
+DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {
+    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;
+    const u32 aligned_rows = aligned[LOCAL_EXPERTS];
     if (a.maps.aligned_row_to_pair) {
         for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {
-            const int rows = a.expert_offsets[e + 1] - a.expert_offsets[e];
-            for (int i = a.aligned_offsets[e] + rows; i < a.aligned_offsets[e + 1]; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
+            const u32 end = aligned[e + 1];
+            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
         }
         for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
     }
@@ -177,11 +132,106 @@ KERNEL(moe_route_maps_scatter, 32, moer_maps_args) {
                 u32 low = 0, high = LOCAL_EXPERTS;
                 while (high - low > 1) {
                     const u32 middle = (low + high) / 2;
-                    if ((u32)a.aligned_offsets[middle] <= i * a.maps.block_size) low = middle;
+                    if (aligned[middle] <= i * a.maps.block_size) low = middle;
                     else high = middle;
                 }
                 expert = (int)low;
             }
             a.maps.block_to_expert[i] = expert;
         }
+}
+
+KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {
+    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */
+    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */
+    SHARED(u32, cursors, SORT_WARPS * LOCAL_EXPERTS);
+    SHARED(u32, warp_sums, SCAN_WARPS * 3);
+    wait_for_previous_kernels();
+    let_next_kernel_start();
+    const u32 thread = thread_index(), block = block_index_x(), lane = lane_index(), warp = warp_index();
+    const u32 num_valid = valid_pairs(a), part = part_size(a), first = thread * THREAD_EXPERTS;
+    const u64 begin = ((u64)block * SORT_WARPS + warp) * part;
+
+    /* Pairs of each warp's part. */
+    for (u32 i = thread; i < SORT_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) cursors[i] = 0;
+    block_barrier();
+    if (warp < SORT_WARPS)
+        for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {
+            const u32 expert = local_expert(a, begin + i, num_valid);
+            if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);
+            if (a.num_blocks == 1) add_load(a, begin + i);
+        }
+    if (a.num_blocks == 1) block_barrier();
+
+    /* All pairs of the thread's experts, and those of the shares before this one. */
+    u32 count[THREAD_EXPERTS], before[THREAD_EXPERTS];
+    sums own = {0, 0, 0}, total;
+#pragma unroll
+    for (u32 i = 0; i < THREAD_EXPERTS; i++) {
+        count[i] = before[i] = 0;
+        if (first + i >= LOCAL_EXPERTS) continue;
+        const int *counts = a.block_counts + first + i;
+        for (u32 w = 0; w < SORT_WARPS && a.num_blocks == 1; w++) count[i] += cursors[w * LOCAL_EXPERTS + first + i];
+#pragma unroll 16
+        for (u32 b = 0; b < a.num_blocks && a.num_blocks != 1; b++) {
+            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);
+            count[i] += c;
+            before[i] += b < block ? c : 0;
+        }
+        own.rows += count[i];
+        own.distinct += count[i] != 0;
+        own.aligned += align_rows(a, count[i]);
+    }
+    sums at = scan_block(warp_sums, own, total); /* its barrier is also between the parts' counts and their cursors */
+#pragma unroll
+    for (u32 i = 0; i < THREAD_EXPERTS; i++) {
+        const u32 e = first + i;
+        if (e >= LOCAL_EXPERTS) break;
+        starts[e] = at.rows;
+        aligned[e] = at.aligned;
+        u32 row = at.rows + before[i];
+        for (u32 w = 0; w < SORT_WARPS; w++) {
+            const u32 pairs = cursors[w * LOCAL_EXPERTS + e];
+            cursors[w * LOCAL_EXPERTS + e] = row;
+            row += pairs;
+        }
+        if (block == 0) {
+            if (a.maps.expert_offsets) a.maps.expert_offsets[e] = (int)at.rows;
+            if (count[i] && a.maps.distinct_experts) a.maps.distinct_experts[at.distinct] = (int)e;
+            if (count[i] && a.maps.distinct_offsets) a.maps.distinct_offsets[at.distinct] = (int)at.rows;
+        }
+        at.rows += count[i];
+        at.distinct += count[i] != 0;
+        at.aligned += align_rows(a, count[i]);
+    }
+    if (thread == 0) {
+        starts[LOCAL_EXPERTS] = total.rows;
+        aligned[LOCAL_EXPERTS] = total.aligned;
+        if (block == 0) {
+            if (a.maps.expert_offsets) a.maps.expert_offsets[LOCAL_EXPERTS] = (int)total.rows;
+            if (a.maps.distinct_offsets) a.maps.distinct_offsets[total.distinct] = (int)total.rows;
+            if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)total.distinct;
+            if (a.maps.block_size && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)total.aligned;
+        }
+    }
+    block_barrier();
+
+    for (u32 i = 0; warp < SORT_WARPS && i < part; i += 32) {
+        const u64 position = begin + i + lane;
+        const bool exists = position < a.num_pairs;
+        const u32 pair = (u32)position, expert = local_expert(a, position, num_valid), row = take_row(cursors, expert);
+        if (expert != NOT_LOCAL) {
+            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;
+            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;
+            if (a.maps.aligned_row_to_pair) a.maps.aligned_row_to_pair[aligned[expert] + (row - starts[expert])] = (int)pair;
+        }
+        if (exists) {
+            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL ? (int)row : -1;
+            if (pair >= total.rows) { /* the row of this number doesn't exist */
+                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;
+                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;
+            }
+        }
+    }
+    if (a.maps.block_size) finish_aligned(a, starts, aligned);
 }

@@ -467,7 +467,9 @@ MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_layer *layer, uint32_t num_tokens,
                                                               size_t *size);
 
-/* Fused layer: logits -> ids and weights -> experts -> y. */
+/* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch with T * k up to 512, and the
+   same in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
+   dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
     moe_route_address logits;           /* [T, E + S]. 0: ids and weights are given */
@@ -645,7 +647,7 @@ MOE_ROUTE_API const char *moe_route_preset_name(uint32_t index);
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_launch_info {
-    char kernel[32];       /* the kernel, such as "route" or "maps_scan" (of the family "maps") */
+    char kernel[32];       /* the kernel, such as "route" or "maps_scatter" (of the family "maps") */
     char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */

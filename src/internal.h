@@ -22,6 +22,7 @@
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+#define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
     unsigned char *data;
@@ -211,7 +212,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 18 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 25 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -333,6 +334,8 @@ static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* likewise:
 static uint32_t moer_tile_step(const moer_matrix *matrix);          /* inputs in one of tile.h's steps */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that a row is cut into */
 
+#define MOER_GROUPED_TILES 3 /* sizes of grouped.cu's tiles: 32, 64 and 128 rows */
+
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -340,6 +343,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
+    int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
     float alpha, up_beta, up_offset, clamp; /* alpha is SILU's, or SITU's beta; up_beta 0: none */
@@ -350,6 +354,7 @@ struct moe_route_layer {
     const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
+    const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
     const moer_variant *combine, *expand;
     moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
@@ -359,7 +364,7 @@ struct moe_route_layer {
 /* Where things lie in the workspace of one call, in bytes from its start. */
 typedef struct moer_workspace {
     size_t ids, weights, row_to_pair, pair_to_row, row_to_expert, distinct_experts, distinct_offsets, distinct_count;
-    size_t expert_offsets, aligned_offsets, block_counts; /* more than MOER_SMALL_PAIRS pairs, or the CPU */
+    size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
     size_t h, partial;                                    /* fused layer */
     size_t scratch;                                       /* CPU */
     size_t size;
@@ -368,7 +373,10 @@ typedef struct moer_workspace {
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
-static uint32_t moer_maps_blocks(uint32_t num_pairs); /* blocks of the maps' count and scatter */
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
+static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
+static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {

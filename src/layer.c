@@ -178,6 +178,13 @@ static moe_route_status moer_layer_check_experts(moe_route_layer *layer, const m
     return status;
 }
 
+/* Whether tile.h multiplies on tensor cores. */
+static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (layer->dtype == MOE_ROUTE_F32) return 0;
+    return moer_is_quantized(matrix->format) || (layer->dtype == MOE_ROUTE_F16 && matrix->format == MOE_ROUTE_FORMAT_F16) ||
+           (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
+}
+
 /* Whether more than MOER_SMALL_PAIRS pairs may come. */
 static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
 
@@ -224,6 +231,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
                          (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
     layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
     layer->fused_combine = desc->fused_combine != MOE_ROUTE_OFF;
+    layer->grouped = has_gate_up && has_down && moer_uses_tensor_cores(layer, &layer->gate_up) && moer_uses_tensor_cores(layer, &layer->down);
     return MOE_ROUTE_OK;
 }
 
@@ -272,13 +280,6 @@ static unsigned moer_alignment(unsigned long long a, unsigned long long b) {
 
 static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
     return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
-}
-
-/* Whether tile.h multiplies on tensor cores. */
-static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matrix *matrix) {
-    if (layer->dtype == MOE_ROUTE_F32) return 0;
-    return moer_is_quantized(matrix->format) || (layer->dtype == MOE_ROUTE_F16 && matrix->format == MOE_ROUTE_FORMAT_F16) ||
-           (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
 /* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
@@ -331,26 +332,30 @@ typedef struct moer_matmul_kind {
     uint32_t warps;
 } moer_matmul_kind;
 
-/* matmul.cu for small and, where the layer can meet them, large batches. */
-static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, const moer_variant *variants[2]) {
-    const int large = moer_layer_is_large(layer), weighs = kind->activated && layer->weight_on_input;
+/* What matmul.cu and grouped.cu have in common; `weighs`: they multiply by the router's weights. */
+static void moer_define_matmul(char *defines, const moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int weighs) {
+    moer_define_tile(defines, layer, matrix);
+    moer_define(defines, "GATED", kind->activated && layer->gated);
+    moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
+    moer_define_given(defines, "UP_APART", kind->activated && layer->up.format != MOE_ROUTE_FORMAT_NONE);
+    moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
+    moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
+    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)(kind->activated && layer->weight_on_input));
+    moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
+    moer_define(defines, "OUT", kind->out);
+    moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
+    moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
+}
+
+/* matmul.cu for small and, where the layer can meet them there, large batches. */
+static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, int large, const moer_variant *variants[2]) {
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
-        moer_define_tile(defines, layer, matrix);
-        moer_define(defines, "GATED", kind->activated && layer->gated);
-        moer_define(defines, "INTERLEAVED", kind->activated && layer->interleaved);
-        moer_define_given(defines, "UP_APART", kind->activated && layer->up.format != MOE_ROUTE_FORMAT_NONE);
-        moer_define(defines, "ACTIVATION", kind->activated ? (unsigned long)layer->activation + 1 : 0);
-        moer_define(defines, "CLAMP", kind->activated ? (unsigned long)layer->clamp_kind : 0);
-        moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighs);
-        moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
-        moer_define(defines, "OUT", kind->out);
+        moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
-        moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
-        moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
         moer_define(defines, "WARPS", kind->warps);
         moer_define(defines, "RESIDENT_BLOCKS", moer_matmul_blocks(kind->warps));
         moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
@@ -359,10 +364,41 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
-/* The constants of epilogue.h. */
-static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
+/* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
+    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+}
+
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
+
+/* Tiles across the matrix. */
+static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const int gated = matrix == &layer->gate_up && layer->gated;
+    const uint32_t columns = gated ? layer->intermediate_size : matrix->rows;
+    return (columns - 1) / (gated ? 64 : 128) + 1;
+}
+
+static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, const moer_variant **variants) {
+    const int weighs_output = !kind->activated && !layer->weight_on_input;
+    const uint32_t last = moer_grouped_tile(layer, layer->max_tokens * layer->router.top_k);
+    moe_route_status status = MOE_ROUTE_OK;
+    uint32_t tile;
+    for (tile = moer_grouped_tile(layer, MOER_GROUPED_PAIRS + 1); tile <= last && status == MOE_ROUTE_OK; tile++) {
+        char defines[MOER_DEFINES_MAX] = "";
+        moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
+        moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
+        moer_define(defines, "TILE_ROWS", 32ul << tile);
+        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2);
+        status = moer_layer_need(layer, &moer_family_grouped, defines, &variants[tile]);
+    }
+    return status;
+}
+
+/* The constants of epilogue.h; `weighted`: the rows have the router's weights already. */
+static void moer_define_epilogue(char *defines, const moe_route_layer *layer, int weighted) {
     moer_define(defines, "WEIGHTS", layer->router.weights_dtype);
-    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)layer->weight_on_input);
+    moer_define(defines, "WEIGHT_ON_INPUT", (unsigned long)weighted);
     moer_define(defines, "FIRST_IDENTITY", layer->router.num_identity != 0 ? layer->router.first_identity : 0);
     moer_define(defines, "NUM_IDENTITY", layer->router.num_identity);
 }
@@ -370,7 +406,7 @@ static void moer_define_epilogue(char *defines, const moe_route_layer *layer) {
 static moe_route_status moer_layer_need_down_fused(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
     moer_define_tile(defines, layer, &layer->down);
-    moer_define_epilogue(defines, layer);
+    moer_define_epilogue(defines, layer, layer->weight_on_input);
     moer_define_given(defines, "X_ORDER", moer_h_order(layer));
     moer_define(defines, "K_SPLIT", layer->down_parts);
     moer_define(defines, "MAX_PAIRS", layer->max_pairs_small);
@@ -384,11 +420,11 @@ static uint32_t moer_combine_vector(const moe_route_layer *layer) {
     return vector;
 }
 
-static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, const moer_variant **variant) {
+static moe_route_status moer_layer_need_combine(moe_route_layer *layer, moe_route_dtype rows_dtype, int weighted, const moer_variant **variant) {
     char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "HIDDEN", layer->hidden_size);
     moer_define(defines, "K", layer->router.top_k);
-    moer_define_epilogue(defines, layer);
+    moer_define_epilogue(defines, layer, weighted);
     moer_define(defines, "ROWS_DTYPE", rows_dtype);
     moer_define(defines, "OUT", layer->dtype);
     moer_define(defines, "VECTOR", moer_combine_vector(layer));
@@ -410,22 +446,30 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
 }
 
 static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
-    const int large = moer_layer_is_large(layer);
+    const int grouped = moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k);
+    const int large = moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1);
     moer_matmul_kind kind;
     moe_route_status status;
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
-    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, layer->gate_up_activated);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, large, layer->gate_up_activated);
+    if (status == MOE_ROUTE_OK && grouped) status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
     if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (status == MOE_ROUTE_OK && grouped) {
+        kind.activated = 0;
+        kind.x_index = 2;
+        status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
+        if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
+    }
     if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
     kind.activated = 0;
     kind.x_index = 2;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, layer->down_rows);
-    if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, &layer->combine_rows);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, large, layer->down_rows);
+    if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, layer->weight_on_input, &layer->combine_rows);
     return status;
 }
 
@@ -437,7 +481,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
     kind.out_by_pair = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(matrix);
-    return moer_layer_need_matmul(layer, matrix, &kind, 1, variants);
+    return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_is_large(layer), variants);
 }
 
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
@@ -457,7 +501,7 @@ static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
         if (status == MOE_ROUTE_OK) status = moer_layer_need_plain_matmul(layer, &layer->down, layer->matmul[MOE_ROUTE_MATRIX_DOWN]);
     }
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_EXPAND)) status = moer_layer_need_expand(layer);
-    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, &layer->combine);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, layer->weight_on_input, &layer->combine);
     return status;
 }
 
@@ -493,7 +537,8 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
 
 static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     const uint32_t blocks = (num_pairs + 511) / 512;
-    return blocks < 1024 ? blocks : 1024;
+    if (num_pairs <= 2048) return 1; /* a few rounds more are less than a second launch */
+    return blocks < 128 ? blocks : 128;
 }
 
 /* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
@@ -508,7 +553,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     const uint32_t distinct = moer_layer_max_distinct(layer, num_tokens);
     const int cpu = layer->context->device == MOE_ROUTE_DEVICE_CPU, small = num_pairs <= MOER_SMALL_PAIRS;
     const int runs = (layer->operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
-    size_t columns;
+    size_t columns, row_bytes; /* of all rows */
     int fits = 1;
     memset(w, 0, sizeof *w);
     fits &= moer_workspace_take(w, num_pairs, 4, &w->ids);
@@ -519,15 +564,17 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, distinct, 4, &w->distinct_experts);
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
-    if (cpu || !small) {
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-        fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->aligned_offsets);
-        fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
-    }
+    if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
     if (runs) {
         fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-        if (cpu || !small || !layer->fused_combine)
-            fits &= moer_size_mul(num_pairs, layer->hidden_size, &columns) && moer_workspace_take(w, columns, 4, &w->partial);
+        if (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs)) {
+            /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
+            const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
+            fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
+            if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
+            fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
+        }
     }
     if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
     return fits;

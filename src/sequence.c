@@ -57,16 +57,13 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
-    static const uint32_t threads[3] = {32, 1024, 32};
     uint32_t i;
-    for (i = 0; i < 3; i++) {
-        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, i == 1 ? 1 : blocks, 1, threads[i])->args.maps;
+    for (i = blocks == 1 ? 1 : 0; i < 2; i++) { /* one share needs no count */
+        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, blocks, 1, 256)->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;
         args->expert_map = layer->router.expert_map;
         args->block_counts = workspace + w->block_counts;
-        args->expert_offsets = routing->maps.expert_offsets != 0 ? routing->maps.expert_offsets : workspace + w->expert_offsets;
-        args->aligned_offsets = workspace + w->aligned_offsets;
         args->maps = routing->maps;
         args->num_pairs = num_pairs;
         args->num_blocks = blocks;
@@ -178,10 +175,19 @@ static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, 
     args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales));
 }
 
+static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *const *variants, const moer_matrix *matrix, uint32_t num_tokens) {
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens), tile = moer_grouped_tile(layer, num_pairs);
+    const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
+    moer_launch *launch = moer_sequence_add(sequence, variants[tile], 0, moer_grouped_columns(layer, matrix) * (num_pairs / (32u << tile) + distinct), 1, 256);
+    launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
+    return launch;
+}
+
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS;
-    moer_launch *launch = moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
+    moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, from->num_tokens)
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul, *down;
     uint32_t warps;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
@@ -196,7 +202,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
 
-    if (layer->fused_combine && !large) {
+    if (layer->fused_combine && !large && !grouped) {
         moer_down_args *args;
         moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
@@ -218,12 +224,15 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->num_tokens = from->num_tokens;
         return;
     }
-    down = &moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts)->args.matmul;
+    launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->down_grouped, &layer->down, from->num_tokens)
+                     : moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts);
+    down = &launch->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
     down->x = from->workspace + w->h;
     down->out = from->workspace + w->partial;
+    down->router_weights = grouped && !layer->weight_on_input ? routing->weights : 0;
     down->num_pairs = num_pairs;
-    moer_combine_args_layer(moer_sequence_add_combine(sequence, layer, layer->combine_rows, from->num_tokens), layer, from, routing, w);
+    moer_combine_args_layer(moer_sequence_add_combine(sequence, layer, grouped ? layer->combine_grouped : layer->combine_rows, from->num_tokens), layer, from, routing, w);
 }
 
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {

@@ -234,14 +234,28 @@ struct emulation_shared {
     EMULATION_MEMBER emulation_int4 four(emulation_index index) const {
         static_assert(sizeof(T) == 4, "shared_load_4 is for elements of 4 bytes");
         emulation_int4 result;
-        emulation->shared_load(array, index.value, 4, index.file, index.line);
+        emulation->shared_vector(array, index.value, 4, EMULATION_READ, index.file, index.line);
         __builtin_memcpy(&result, data + index.value, sizeof result);
         return result;
+    }
+    template <u32 N, class V>
+    EMULATION_MEMBER void store(emulation_index index, V value) const {
+        static_assert(sizeof(T) == 4, "shared_store_2 and shared_store_4 are for elements of 4 bytes");
+        emulation->shared_vector(array, index.value, N, EMULATION_WRITE, index.file, index.line);
+        __builtin_memcpy(data + index.value, &value, sizeof value);
+    }
+    EMULATION_MEMBER void load_matrices(emulation_index index, u32 (&d)[4]) const { /* each lane reads the whole row that holds its elements */
+        static_assert(sizeof(T) == 4, "shared_load_matrices is for elements of 4 bytes");
+        for (u32 m = 0; m < 4; m++) {
+            const u32 row = emulation->collective(EMULATION_SHUFFLE, (u32)index.value, m * 8 + lane_index() / 4, index.file, index.line);
+            emulation->shared_vector(array, row, 4, EMULATION_READ, index.file, index.line);
+            d[m] = data[row + lane_index() % 4];
+        }
     }
     EMULATION_MEMBER emulation_int2 two(emulation_index index) const {
         static_assert(sizeof(T) == 4, "shared_load_2 is for elements of 4 bytes");
         emulation_int2 result;
-        emulation->shared_load(array, index.value, 2, index.file, index.line);
+        emulation->shared_vector(array, index.value, 2, EMULATION_READ, index.file, index.line);
         __builtin_memcpy(&result, data + index.value, sizeof result);
         return result;
     }
@@ -259,6 +273,9 @@ struct emulation_shared {
 
 #define shared_load_4(array, i) ((array).four(i))
 #define shared_load_2(array, i) ((array).two(i))
+#define shared_store_2(array, i, value) ((array).template store<2>(i, value))
+#define shared_store_4(array, i, value) ((array).template store<4>(i, value))
+#define shared_load_matrices(array, i, d) ((array).load_matrices(i, d))
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */

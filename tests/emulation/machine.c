@@ -637,12 +637,12 @@ static void shared_access(emulation_array *array, long long index, int access, c
     check_element(array, index, access, file, line);
 }
 
-static void shared_load(emulation_array *array, long long index, unsigned count, const char *file, int line) {
+static void shared_vector(emulation_array *array, long long index, unsigned count, int access, const char *file, int line) {
     preempt();
     if (index % count)
-        fail("shared_load_%u of %s[%lld] at %s:%d is misaligned: the index is no multiple of %u", count, array->name, index, file, line, count);
+        fail("access to %u elements at %s[%lld] at %s:%d is misaligned: the index is no multiple of %u", count, array->name, index, file, line, count);
     check_bounds(array, index, count, file, line);
-    for (unsigned i = 0; i < count; i++) check_element(array, index + i, EMULATION_READ, file, line);
+    for (unsigned i = 0; i < count; i++) check_element(array, index + i, access, file, line);
 }
 
 static void global_access(const void *address, unsigned size, const char *file, int line) {
@@ -789,7 +789,7 @@ struct emulation_machine *emulation_machine_of_process(void) {
     machine.wait_for_previous_kernels = wait_for_previous_kernels;
     machine.let_next_kernel_start = let_next_kernel_start;
     machine.shared_access = shared_access;
-    machine.shared_load = shared_load;
+    machine.shared_vector = shared_vector;
     machine.copy_async = copy_async;
     machine.copy_async_commit = copy_async_commit;
     machine.copy_async_wait = copy_async_wait;

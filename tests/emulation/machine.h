@@ -66,7 +66,7 @@ typedef struct emulation_machine {
     void (*wait_for_previous_kernels)(const char *file, int line);
     void (*let_next_kernel_start)(void);
     void (*shared_access)(emulation_array *array, long long index, int access, const char *file, int line);
-    void (*shared_load)(emulation_array *array, long long index, unsigned count, const char *file, int line);
+    void (*shared_vector)(emulation_array *array, long long index, unsigned count, int access, const char *file, int line);
     void (*copy_async)(emulation_array *array, void *data, long long index, const void *from, unsigned bytes, unsigned size, const char *file, int line);
     void (*copy_async_commit)(void);
     void (*copy_async_wait)(int groups);
