@@ -3087,6 +3087,7 @@ static const char *const moer_source_9[] = { /* gguf.h */
     "#define ROWS_ALIKE 1\n"
     "#define CAN_COPY(parts) 0 /* few blocks are aligned for it */\n",
     "#define SCALES_FILL_WORDS 0\n"
+    "#define STEP_SCALE_WORDS 0\n"
     "\n"
     "/* A lane's part of a row's step. Blocks of 32: word i and head i belong to block i of the step; head holds the scale below\n"
     "   and the minimum above; Q8_0 has two words a block, Q5_0 and Q5_1 a block's fifth bits in word 4 + i. */\n"
@@ -3669,11 +3670,12 @@ static const char *const moer_source_12[] = { /* stream.h */
     "#define HELD_WORDS(parts) (PART_STEPS(parts) * LANE_VALUES / 2)\n"
     "/* Whether the activations of all of a warp's steps stay in registers from tile to tile. */\n"
     "#define CAN_HOLD(parts) (HELD_WORDS(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 \? 0 : STREAM_COPIES && SCALES_FILL_WORDS \? 48 : 32))\n"
-    "/* Steps under way: at least three of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50\n"
+    "/* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50\n"
     "   words a lane, or less beside what is held. */\n"
     "#define STREAM_WORDS(how) ((STREAM_COPIES \? 0 : 2 * CHUNK_WORDS) + ((how) == X_LOADED \? LANE_VALUES / 2 : 0))\n"
     "#define STREAM_ROOM(how, parts) ((how) == X_HELD \? 62 - HELD_WORDS(parts) : 52)\n"
-    "#define STREAM_MOST(how, parts) (STREAM_WORDS(how) == 0 || STREAM_ROOM(how, parts) >= 4 * STREAM_WORDS(how) \? 4 : STREAM_ROOM(how, parts) < STREAM_WORDS(how) \? 1 : STREAM_ROOM(how, parts) / STREAM_WORDS(how))\n"
+    "#define STREAM_LIMIT (STREAM_COPIES && STEP_SCALE_WORDS == 2 \? 3 : 4) /* so that eight warps' copies leave room in 48 KB */\n"
+    "#define STREAM_MOST(how, parts) (STREAM_WORDS(how) == 0 || STREAM_ROOM(how, parts) >= STREAM_LIMIT * STREAM_WORDS(how) \? STREAM_LIMIT : STREAM_ROOM(how, parts) < STREAM_WORDS(how) \? 1 : STREAM_ROOM(how, parts) / STREAM_WORDS(how))\n"
     "#define STREAM_ROUNDS(how, parts) ((PART_STEPS(parts) + STREAM_MOST(how, parts) - 1) / STREAM_MOST(how, parts))\n"
     "#define STREAM_DEPTH(how, parts) ((PART_STEPS(parts) + STREAM_ROUNDS(how, parts) - 1) / STREAM_ROUNDS(how, parts))\n"
     "/* Words of shared memory for the streams of a block's warps; no array is empty. */\n"
@@ -3714,10 +3716,10 @@ static const char *const moer_source_12[] = { /* stream.h */
     "template <int HOW, u32 PARTS>\n"
     "DEVICE void load_step_activations(weight_stream<HOW, PARTS> &stream, u32 d, const u8 *x, u32 part, u32 index) {\n"
     "    if (HOW != X_LOADED || index >= PART_STEPS(PARTS) || !step_exists<PARTS>(part, index)) return;\n"
-    "#pragma unroll\n"
+    "#pragma unroll\n",
     "    for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, part + index * PARTS, sub, is_inner_step<PARTS>(index), stream.x[d][sub]);\n"
     "}\n"
-    "\n",
+    "\n"
     "/* A stream begins with its weights, which may be known before the activations. */\n"
     "template <int HOW, u32 PARTS, class Memory>\n"
     "DEVICE void start_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, const stream_source &source, u32 part) {\n"
@@ -3792,9 +3794,9 @@ static const char *const moer_source_12[] = { /* stream.h */
     "                else multiply_step<BLOCKS, HOW>(sums, low, high, x, step, stream.x[HOW == X_LOADED \? d : 0]);\n"
     "            }\n"
     "            if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);\n"
-    "            else if (more) load_step_activations(stream, d, next_x, next_part, d);\n"
+    "            else if (more) load_step_activations(stream, d, next_x, next_part, d);\n",
     "            if (STREAM_COPIES) continue;\n"
-    "            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);\n",
+    "            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);\n"
     "            else load_step_weights(stream, memory, d, next, next_part, d, more);\n"
     "        }\n"
     "}\n"
@@ -5329,7 +5331,7 @@ static const moer_source moer_sources[] = {
     {"combine.cu", moer_source_22},
     {"expand.cu", moer_source_23},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "be7aa2a73b3c9bbf5b46e9a339985499e159242366bc4f325267be628ff32a25";
+static const char moer_sources_digest[] = "a0b7935b98e48f3e91308dc3c8bb59849d877462a6657c77f3e7c3374637115a";
 
 /* ---- src/base.c ---- */
 /*

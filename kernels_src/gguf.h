@@ -88,6 +88,7 @@ DEVICE weight_row row_after(const weight_row &row, u32 rows) {
 #define ROWS_ALIKE 1
 #define CAN_COPY(parts) 0 /* few blocks are aligned for it */
 #define SCALES_FILL_WORDS 0
+#define STEP_SCALE_WORDS 0
 
 /* A lane's part of a row's step. Blocks of 32: word i and head i belong to block i of the step; head holds the scale below
    and the minimum above; Q8_0 has two words a block, Q5_0 and Q5_1 a block's fifth bits in word 4 + i. */

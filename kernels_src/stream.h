@@ -14,11 +14,12 @@
 #define HELD_WORDS(parts) (PART_STEPS(parts) * LANE_VALUES / 2)
 /* Whether the activations of all of a warp's steps stay in registers from tile to tile. */
 #define CAN_HOLD(parts) (HELD_WORDS(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 ? 0 : STREAM_COPIES && SCALES_FILL_WORDS ? 48 : 32))
-/* Steps under way: at least three of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50
+/* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50
    words a lane, or less beside what is held. */
 #define STREAM_WORDS(how) ((STREAM_COPIES ? 0 : 2 * CHUNK_WORDS) + ((how) == X_LOADED ? LANE_VALUES / 2 : 0))
 #define STREAM_ROOM(how, parts) ((how) == X_HELD ? 62 - HELD_WORDS(parts) : 52)
-#define STREAM_MOST(how, parts) (STREAM_WORDS(how) == 0 || STREAM_ROOM(how, parts) >= 4 * STREAM_WORDS(how) ? 4 : STREAM_ROOM(how, parts) < STREAM_WORDS(how) ? 1 : STREAM_ROOM(how, parts) / STREAM_WORDS(how))
+#define STREAM_LIMIT (STREAM_COPIES && STEP_SCALE_WORDS == 2 ? 3 : 4) /* so that eight warps' copies leave room in 48 KB */
+#define STREAM_MOST(how, parts) (STREAM_WORDS(how) == 0 || STREAM_ROOM(how, parts) >= STREAM_LIMIT * STREAM_WORDS(how) ? STREAM_LIMIT : STREAM_ROOM(how, parts) < STREAM_WORDS(how) ? 1 : STREAM_ROOM(how, parts) / STREAM_WORDS(how))
 #define STREAM_ROUNDS(how, parts) ((PART_STEPS(parts) + STREAM_MOST(how, parts) - 1) / STREAM_MOST(how, parts))
 #define STREAM_DEPTH(how, parts) ((PART_STEPS(parts) + STREAM_ROUNDS(how, parts) - 1) / STREAM_ROUNDS(how, parts))
 /* Words of shared memory for the streams of a block's warps; no array is empty. */

@@ -6,7 +6,7 @@
 #define CONFIG_H
 
 #if defined(HAVE_CJSON)
-#include <cJSON.h>
+#include <cjson/cJSON.h>
 
 enum { CONFIG_BYTES_MAX = 16 << 20 };
 
