@@ -52,7 +52,7 @@ cat $documents | grep -oE '\b(moe_route_[a-z0-9_]*[a-z0-9]|MOE_ROUTE_[A-Z0-9_]*[
     grep -rqE "\b$name\b" moe_route.h tests/emulation kernels_src tests/support || echo "$name isn't anywhere"
 done >"$work/found"
 result names_exist "$work/found"
-cat $documents | grep -oE '(^ +|`|&& )make [a-z][a-z-]*' | sed 's/.*make //' | sort -u | while read -r target; do
+cat $documents | grep -oE '(^ +|`|&& )make [a-z][a-z_-]*' | sed 's/.*make //' | sort -u | while read -r target; do
     make -n "$target" >/dev/null 2>&1 || echo "there is no make $target"
 done >"$work/found"
 result make_targets_exist "$work/found"
