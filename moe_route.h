@@ -11118,7 +11118,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     const uint32_t distinct = moer_layer_max_distinct(layer, num_tokens);
     const int cpu = layer->context->device == MOE_ROUTE_DEVICE_CPU, small = num_pairs <= MOER_SMALL_PAIRS;
     const int runs = (layer->operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
-    size_t columns, row_bytes; /* of all rows */
+    size_t columns, row_bytes = 0; /* of all rows */
     int fits = 1;
     memset(w, 0, sizeof *w);
     fits &= moer_workspace_take(w, num_pairs, 4, &w->ids);
