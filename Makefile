@@ -14,14 +14,15 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu)
+    tile.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu down.cu combine.cu expand.cu \
+    dispatch.cu slots.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc_find.c nvrtc.c \
     cache_entry.c cache_folder.c cache_file.c cache_trim.c pack.c pack_write.c cache.c cache_calls.c context.c variant.c wanted.c \
-    formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c router.c preset_table.c presets.c layer.c sequence.c \
-    cpu_operations.c operations.c explain.c)
+    formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c cpu_ranks.c router.c preset_table.c presets.c layer.c sequence.c \
+    cpu_operations.c operations.c ranks.c explain.c)
 
 all: moe_route.h
 
@@ -62,7 +63,7 @@ bench: build/bench
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h
-DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_layer test_epilogue test_blocks
+DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_layer test_epilogue test_blocks test_ranks
 HOST_TESTS = test_safetensors test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
