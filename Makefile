@@ -3,6 +3,7 @@
 #
 #   make            moe_route.h, from src/ and kernels_src/
 #   make demo       one layer of a trained model, on the GPU where there is one
+#   make ranks      layers whose experts are spread over two ranks, on GPUs where there are some; more by RANKS="--ranks 4"
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
 #   make clean
@@ -50,6 +51,24 @@ build/demo: examples/demo.c examples/gpu.h examples/quantize.h examples/safetens
 demo: build/demo
 	@tools/with_nvrtc.sh build/demo
 
+# ---- experts over several ranks ----
+
+EXPERT_PARALLEL = examples/expert_parallel.c $(wildcard examples/expert_parallel/*.h)
+
+build/expert_parallel: $(EXPERT_PARALLEL) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h | build
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ examples/expert_parallel.c $(LDLIBS)
+
+ranks: build/expert_parallel
+	build/expert_parallel $(RANKS)
+
+# The same under AddressSanitizer and UndefinedBehaviorSanitizer, and a stand-in for NCCL.
+build/sanitized_expert_parallel: $(EXPERT_PARALLEL) examples/gpu.h examples/quantize.h examples/safetensors.h moe_route.h | build
+	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ examples/expert_parallel.c $(LDLIBS)
+
+build/stand_in/libnccl.so.2: tests/programs/stand_in_nccl.c | build
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(WARNINGS) -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $< -ldl
+
 # ---- the benchmark ----
 
 build/bench: bench/bench.c bench/floors.h examples/gpu.h moe_route.h | build
@@ -84,8 +103,10 @@ THREAD_RUNS = build/threads_cache_threads
 build/one_layer: tests/programs/one_layer.c moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
-SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh
-PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc
+SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh tests/test_windows.sh \
+    tests/test_expert_parallel.sh
+PROGRAMS = build/demo build/bench build/bench_startup build/one_layer build/test_nvrtc build/expert_parallel build/sanitized_expert_parallel \
+    build/stand_in/libnccl.so.2
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
@@ -106,4 +127,4 @@ test-gpu: moe_route.h build/demo $(DEVICE_TESTS:%=build/%)
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh demo bench test test-gpu clean
+.PHONY: all fresh demo ranks bench test test-gpu clean

@@ -76,8 +76,11 @@ if have x86_64-w64-mingw32-gcc; then check compile_mingw windows; else echo "SKI
 cuda=${CUDA_HOME:-/usr/local/cuda}/include
 abi() { gcc -std=c11 -I. -I"$cuda" -fsyntax-only tests/check_cuda_abi.c && g++ -std=c++17 -x c++ -I. -I"$cuda" -fsyntax-only tests/check_cuda_abi.c; }
 if [ -f "$cuda/cuda.h" ] && have gcc && have g++; then check agrees_with_cuda_h abi; else echo "SKIP agrees_with_cuda_h: no cuda.h"; fi
+nccl_abi() { gcc -std=c11 -I. -I"$cuda" -fsyntax-only tests/check_nccl_abi.c && g++ -std=c++17 -x c++ -I. -I"$cuda" -fsyntax-only tests/check_nccl_abi.c; }
+nccl_header() { [ -f "$cuda/cuda_runtime.h" ] && printf '#include <nccl.h>\n' | gcc -I"$cuda" -fsyntax-only -x c - 2>/dev/null; }
+if have gcc && have g++ && nccl_header; then check agrees_with_nccl_h nccl_abi; else echo "SKIP agrees_with_nccl_h: no nccl.h"; fi
 
-# ---- the examples in README.md and docs/operating.md ----
+# ---- the examples in README.md and docs/ ----
 readme() {
     sed -n '/^```c$/,/^```$/p' README.md | sed '/^```/d' >"$work/readme.c"
     test -s "$work/readme.c" && gcc -std=c11 -Wall -Wextra -Werror -I. -c "$work/readme.c" -o "$work/readme.o"
@@ -90,4 +93,10 @@ operating() {
     grep -q moe_route_pack_save "$work/operating.c" && gcc -std=c11 -Wall -Wextra -Werror -I. -c "$work/operating.c" -o "$work/operating.o"
 }
 check operating_example_compiles operating
+ranks() {
+    { printf '#include "moe_route.h"\n'
+      sed -n '/^```c$/,/^```$/p' docs/expert_parallelism.md | sed '/^```/d'; } >"$work/ranks.c"
+    grep -q moe_route_dispatch "$work/ranks.c" && gcc -std=c11 -Wall -Wextra -Werror -I. -c "$work/ranks.c" -o "$work/ranks.o"
+}
+check expert_parallelism_example_compiles ranks
 exit $failed
