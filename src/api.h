@@ -616,11 +616,10 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
      slot rows   moe_route_expert_rows() gives a row for each slot, moe_route_combine() adds them with pair_to_slot_row. With
                  rows_dtype F32 the bits of y are those of one GPU that has all experts, whatever the number of ranks, where
                  the layers agree on sums_of_max_tokens. With 16-bit rows they are still the same for every number of ranks,
-                 and within 2^-9 (BF16) or 2^-12 (F16) of the sum of |weights[t, j] * rows[j]| from the f32 ones, before y is rounded
+                 and y, before it is rounded, is within 2^-8 (BF16) or 2^-11 (F16) of the sum of |weights[t, j] * rows[j]| of that
      sums        moe_route_layer_run() with ids and weights gives a row for each token, the sum of its slots here;
                  moe_route_combine() adds them with pair_to_row and weighted_rows. Less to send; the order of the sum then depends
-                 on which rank has which expert: within the rounding of each rank's sum to the dtype, and (k - 1) * 2^-24 for the
-                 f32 additions, of the sum of |weights[t, j] * rows[j]|
+                 on which rank has which expert: within as much, and k * 2^-23 more for the f32 additions
 
    docs/expert_parallelism.md shows the whole; examples/expert_parallel is a program.
    -------------------------------------------------------------------------------------------------------------------- */

@@ -31,9 +31,12 @@ static const char *exchange_nccl_reason(exchange *x, int result) {
     return last && last[0] ? last : x->nccl.ncclGetErrorString(result);
 }
 
-/* Gives up the communicator, so that nothing of it waits any more, here or in a kernel on the GPU. */
+/* Gives up the communicator, so that nothing of it waits any more, here or in a kernel on the GPU. Should that not return, the
+   system ends the process. */
 static void exchange_abort(exchange *x) {
-    if (x->comm) x->nccl.ncclCommAbort(x->comm);
+    if (!x->comm) return;
+    alarm(15);
+    x->nccl.ncclCommAbort(x->comm);
     x->comm = NULL;
 }
 
