@@ -185,12 +185,13 @@ typedef struct ranks_case {
 } ranks_case;
 
 #define INT4_SPEC {16, 4, 256, 128, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, 64, MOE_ROUTE_F16, 0, MOE_ROUTE_F16, REST}
+#define LONG_SPEC {16, 4, 128, 512, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, REST}
 #define ODD_SPEC {9, 3, 272, 70, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_INT4, 0, MOE_ROUTE_F32, 1, MOE_ROUTE_DTYPE_DEFAULT, REST}
 #define CHOICES(weight_on_input, num_identity) ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, weight_on_input, num_identity, 0, 0}
 static const ranks_case ranks_cases[] = {
     {INT4_SPEC, 1, 0, {0}, {7}, 16, 0, 0},
-    {INT4_SPEC, 2, 0, {0}, {5, 3}, 16, 0, 1},
-    {ODD_SPEC, 3, 0, {5, 0, 4}, {4, 0, 6}, 300, 0, 1},
+    {LONG_SPEC, 2, 0, {0}, {5, 3}, 300, 0, 1}, /* alone they would cut the down matmul's sums otherwise than the one device */
+    {ODD_SPEC, 3, 0, {5, 0, 4}, {4, 0, 6}, 16, 0, 1},
     {INT4_SPEC, 4, 6, {0}, {16, 1, 9, 16}, 64, 1, 0},
     {INT4_SPEC, 7, 0, {5, 0, 1, 7, 0, 3, 0}, {3, 2, 0, 9, 1, 0, 4}, 16, 0, 0},
     {INT4_SPEC, 2, 0, {0}, {90, 50}, 16, 1, 0}, /* more than 512 pairs */
