@@ -405,7 +405,8 @@ typedef struct moe_route_experts {
     uint32_t expert_map_columns;      /* with expert_map: 1 to 64; default 1 */
     uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights. Without it: the ids that this
                                          layer is given are physical experts already, 0 to num_physical_experts - 1, as
-                                         moe_route_dispatch() sends them; not with operations LAYER, ROUTE and DISPATCH */
+                                         moe_route_dispatch() sends them (and expert_load counts those below E); not with
+                                         operations LAYER, ROUTE and DISPATCH */
     uint32_t num_ranks;               /* operation DISPATCH: the ranks that hold the physical experts, in ranges; 1 to 256 */
     const uint32_t *rank_experts;     /* [num_ranks]: how many each of them holds, 0 or more, all together. NULL: as
                                          moe_route_rank_range() says. Read while the layer is created, not kept */

@@ -196,7 +196,7 @@ static const ranks_case ranks_cases[] = {
     {INT4_SPEC, 7, 0, {5, 0, 1, 7, 0, 3, 0}, {3, 2, 0, 9, 1, 0, 4}, 16, 0, 0},
     {INT4_SPEC, 2, 0, {0}, {90, 50}, 16, 1, 0}, /* more than 512 pairs */
     {{12, 4, 64, 96, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_BF16, CHOICES(1, 0)}, 3, 3, {0}, {4, 5, 2}, 16, 0, 0},
-    {{12, 4, 64, 96, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_DTYPE_DEFAULT, CHOICES(0, 4)}, 2, 2, {0}, {8, 8}, 16, 0, 1},
+    {{12, 4, 64, 96, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_DTYPE_DEFAULT, CHOICES(0, 4)}, 2, 6, {0}, {8, 8}, 16, 0, 1}, /* more physical experts than E */
     {{10, 5, 65, 31, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F32, REST}, 4, 0, {0}, {2, 3, 1, 2}, 16, 0, 0},
 };
 
