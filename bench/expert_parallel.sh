@@ -13,6 +13,14 @@ if [ -z "${NCCL_LIBRARY:-}" ]; then
         if [ -e "$found" ]; then NCCL_LIBRARY=$found && export NCCL_LIBRARY && break; fi
     done
 fi
+# NVRTC likewise, where there is no toolkit.
+if [ -z "${MOE_ROUTE_NVRTC_PATH:-}" ] && ! ls "${CUDA_HOME:-/usr/local/cuda}"/lib64/libnvrtc.so* >/dev/null 2>&1; then
+    for found in /opt/*/.venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.1[23] /opt/*/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.1[23]; do
+        if [ -e "$found" ]; then MOE_ROUTE_NVRTC_PATH=$found && export MOE_ROUTE_NVRTC_PATH && break; fi
+    done
+fi
+MOE_ROUTE_CACHE_DIR=${MOE_ROUTE_CACHE_DIR:-$PWD/build/cubins}
+export MOE_ROUTE_CACHE_DIR
 mkdir -p "$(dirname "$file")" build
 begin=$(date +%s)
 : >"$file"
@@ -38,7 +46,7 @@ say "experts over $ranks GPUs, $(uname -srm)"
 nvidia-smi --query-gpu=index,name,driver_version,clocks.sm,clocks.mem --format=csv,noheader >>"$file" 2>&1
 nvidia-smi topo -m >>"$file" 2>&1
 say "NCCL_LIBRARY=${NCCL_LIBRARY:-} NCCL_NVLS_ENABLE=$NCCL_NVLS_ENABLE"
-run 60 make build/expert_parallel
+run 60 make build/expert_parallel build/test_dispatch build/test_ranks
 program="build/expert_parallel --device gpu --ranks $ranks"
 
 # Small first: one layer, one way. Then everything.
@@ -55,5 +63,8 @@ run 30 sh -c "for r in \$(seq 0 $((ranks - 1))); do RANK=\$r LOCAL_RANK=\$r WORL
 for fault in die:1 hang:1 die-opened:0 mismatch-hidden:1; do
     run 30 $program --layer trained --rows f32 --sizes fixed --deadline 5 --fault $fault
 done
+# The library's own tests of this, on the first GPU.
+run 40 env TEST_DEVICE=gpu build/test_dispatch
+run 60 env TEST_DEVICE=gpu build/test_ranks
 say ""
 say "all in $(($(date +%s) - begin)) s"

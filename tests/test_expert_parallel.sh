@@ -53,6 +53,9 @@ good skewed_tokens 2 $small --ranks 4 --layer synthetic --tokens 4 --steps 2 --s
 good skewed_to_one_rank 1 $small --ranks 3 --layer synthetic --tokens 4 --steps 2 --skew --rank-experts 250,6,0 --rows f32
 good more_than_512_pairs 1 $small --ranks 2 --layer trained --tokens 80 --steps 1 --rows f32 --sizes exact
 
+make ranks RANKS="$small --layer trained --tokens 4 --steps 1 --rows f32" >"$work/out" 2>&1
+if [ $? -eq 0 ] && grep -q '^2 ranks' "$work/out"; then pass make_ranks; else fail make_ranks "it failed"; fi
+
 # Ranks that somebody else starts, which find each other through the first one's address.
 launch() { # world size of the last rank
     port=$((20000 + $$ % 20000))
