@@ -633,20 +633,22 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
    caller's (NCCL's all-to-all, say). For the tokens that it received it runs its experts, in one of two ways, and sends
    the results back the same way; combining them in slot order needs no atomics:
 
-     slot rows   moe_route_expert_rows() gives a row for each slot, moe_route_combine() adds them with pair_to_slot_row. With
-                 rows_dtype F32 the bits of y are those of one GPU that has all experts, whatever the number of ranks, where
-                 the layers agree on sums_of_max_tokens. With 16-bit rows they are still the same for every number of ranks,
-                 and y, before it is rounded, is within 2^-8 (BF16) or 2^-11 (F16) of the sum of |weights[t, j] * rows[j]| of that
+     slot rows   moe_route_expert_rows() gives a row for each slot, moe_route_combine() adds them with pair_to_slot_row.
+                 With rows_dtype F32 the bits of y are those of one GPU that has all experts, whatever the number of ranks,
+                 where the layers agree on sums_of_max_tokens. With 16-bit rows they are still the same for every number of
+                 ranks, and y, before it is rounded, is within 2^-8 (BF16) or 2^-11 (F16) of the sum of
+                 |weights[t, j] * rows[j]| of that
      sums        moe_route_layer_run() with ids and weights gives a row for each token, the sum of its slots here;
-                 moe_route_combine() adds them with pair_to_row and weighted_rows. Less to send; the order of the sum then depends
-                 on which rank has which expert: within as much, and k * 2^-23 more for the f32 additions
+                 moe_route_combine() adds them with pair_to_row and weighted_rows. Less to send; the order of the sum then
+                 depends on which rank has which expert: within as much, and k * 2^-23 more for the f32 additions
 
-   docs/expert_parallelism.md shows the whole; examples/expert_parallel is a program.
+   docs/expert_parallelism.md shows the whole; examples/expert_parallel.c is a program.
    -------------------------------------------------------------------------------------------------------------------- */
 
 /* The physical experts of a rank where experts.rank_experts isn't given: *first to *first + *count - 1. As even as can be,
    the first ranks hold one more. *count is 0 for a rank without experts, and where rank is not below num_ranks. */
-MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first, uint32_t *count);
+MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first,
+                                        uint32_t *count);
 
 /* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch.
 
@@ -657,8 +659,9 @@ MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t 
    Exact sizes (capacity 0): the rows of rank r are offsets[r][0] to offsets[r + 1][0] - 1, without gaps; there are at most
    T * min(k, N), and T * k slot rows. Whoever sends reads the counts first.
    Fixed sizes (capacity C): they begin at r * C, and the N * C rows can be sent as they are, also from a graph. Rows that
-   don't exist have id -1 and weight 0, row_to_token -1, and nothing is written to their x. Slot rows begin at r * slot_capacity. What doesn't fit
-   isn't sent and contributes nothing: counts tell (with C = T and slot_capacity 0 everything fits). */
+   don't exist have id -1 and weight 0, row_to_token -1, and nothing is written to their x. Slot rows begin at
+   r * slot_capacity. What doesn't fit isn't sent and contributes nothing: counts tell (with C = T and slot_capacity 0
+   everything fits). */
 typedef struct moe_route_dispatch_args {
     uint32_t num_tokens;
     moe_route_address ids;              /* int32 [T, k] */

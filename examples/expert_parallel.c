@@ -24,6 +24,9 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/wait.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 
 enum { EXIT_WRONG = 1, EXIT_USAGE = 64, MAX_STEPS = 64, NUM_REPLAYS = 20 };
 
@@ -470,6 +473,9 @@ static int start_ranks(const options *o) {
             static rank r;
             memset(&r, 0, sizeof r);
             r.o = o;
+#if defined(__linux__)
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* no rank outlives the program that was asked for */
+#endif
             if (!mesh_fork_take(&r.mesh, &pairs, i)) die(&r, "its sockets can't be used: %s", strerror(errno));
             r.mesh.deadline = o->deadline;
             exit(run_rank(&r, i));
