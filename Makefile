@@ -6,6 +6,7 @@
 #   make run_layer  build/run_layer, which runs a layer of any checkpoint
 #   make build/moe_route   the command: what a machine has, kernels compiled ahead, benchmark, routing, self-test (docs/command.md)
 #   make bench      its benchmark; BENCH="--layer --svg layers.svg" passes options on
+#   make ranks      layers whose experts are spread over two ranks, on GPUs where there are some; more by RANKS="--ranks 4"
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
 #   make examples   the small programs of examples/, into build/examples
@@ -23,14 +24,14 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h stream.h grouped.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu)
+    tile.h stream.h grouped.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu dispatch.cu slots.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc_find.c nvrtc.c \
     cache_entry.c cache_folder.c cache_file.c cache_trim.c pack.c pack_write.c cache.c cache_calls.c context.c variant.c wanted.c \
-    formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c router.c preset_table.c presets.c layer.c sequence.c \
-    cpu_operations.c operations.c explain.c)
+    formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c cpu_ranks.c router.c preset_table.c presets.c layer.c sequence.c \
+    cpu_operations.c operations.c ranks.c explain.c)
 
 all: moe_route.h
 
@@ -88,6 +89,24 @@ build/demo: examples/demo.c examples/files.h examples/gguf.h examples/gpu.h exam
 # NVRTC comes from the toolkit, from the process's library path, or with pip into build/ when there is a GPU and none is found.
 demo: build/demo
 	@tools/with_nvrtc.sh build/demo
+
+# ---- experts over several ranks ----
+
+EXPERT_PARALLEL = examples/expert_parallel.c $(wildcard examples/expert_parallel/*.h) examples/files.h examples/gguf.h examples/gpu.h examples/quantize.h moe_route.h
+
+build/expert_parallel: $(EXPERT_PARALLEL) | build
+	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ examples/expert_parallel.c $(LDLIBS)
+
+ranks: build/expert_parallel
+	build/expert_parallel $(RANKS)
+
+# The same under AddressSanitizer and UndefinedBehaviorSanitizer, and a stand-in for NCCL.
+build/sanitized_expert_parallel: $(EXPERT_PARALLEL) | build
+	$(CC) $(SANITIZED) $(SANITIZE) -Wall -Wextra -I. -o $@ examples/expert_parallel.c $(LDLIBS)
+
+build/stand_in/libnccl.so.2: tests/programs/stand_in_nccl.c | build
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(WARNINGS) -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $< -ldl
 
 # ---- the small examples, each showing one thing ----
 
@@ -151,7 +170,8 @@ build/bench_large: bench/large.c bench/floors.h examples/gpu.h moe_route.h | bui
 include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h examples/*.h) moe_route.h
-DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_large test_epilogue test_blocks
+DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_large test_epilogue test_blocks \
+    test_dispatch test_ranks
 HOST_TESTS = test_safetensors test_gguf test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
@@ -174,8 +194,10 @@ build/one_layer: tests/programs/one_layer.c moe_route.h | build
 
 SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_run_layer.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh \
     tests/test_windows.sh tests/test_command.sh tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
+    tests/test_expert_parallel.sh \
     'MOE_ROUTE_TEST_EMULATION="$(EMULATION_ENVIRONMENT)" tests/test_examples.sh'
-PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_large build/bench_startup build/one_layer build/test_nvrtc
+PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_large build/bench_startup build/one_layer build/test_nvrtc \
+    build/expert_parallel build/sanitized_expert_parallel build/stand_in/libnccl.so.2
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
@@ -201,4 +223,4 @@ format:
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh install uninstall lib demo run_layer examples bench test test-gpu format clean
+.PHONY: all fresh install uninstall lib demo ranks run_layer examples bench test test-gpu format clean

@@ -426,7 +426,13 @@ typedef struct moe_route_experts {
                                          many as there are before a -1; token t uses number t modulo that count. The weights,
                                          first_expert and num_local_experts, and the maps then speak of physical experts */
     uint32_t expert_map_columns;      /* with expert_map: 1 to 64; default 1 */
-    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights */
+    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights. Without it: the ids that this
+                                         layer is given are physical experts already, 0 to num_physical_experts - 1, as
+                                         moe_route_dispatch() sends them (and expert_load counts those below E); not with
+                                         operations LAYER, ROUTE and DISPATCH */
+    uint32_t num_ranks;               /* operation DISPATCH: the ranks that hold the physical experts, in ranges; 1 to 256 */
+    const uint32_t *rank_experts;     /* [num_ranks]: how many each of them holds, 0 or more, all together. NULL: as
+                                         moe_route_rank_range() says. Read while the layer is created, not kept */
 } moe_route_experts;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -440,7 +446,9 @@ typedef enum moe_route_operation {
     MOE_ROUTE_OPERATION_MATMUL = 8,  /* moe_route_matmul */
     MOE_ROUTE_OPERATION_EXPAND = 16, /* moe_route_expand */
     MOE_ROUTE_OPERATION_COMBINE = 32,/* moe_route_combine */
-    MOE_ROUTE_OPERATION_EXPERTS = 64 /* moe_route_layer_run with given ids and weights */
+    MOE_ROUTE_OPERATION_EXPERTS = 64,/* moe_route_layer_run with given ids and weights */
+    MOE_ROUTE_OPERATION_DISPATCH = 128,   /* moe_route_dispatch */
+    MOE_ROUTE_OPERATION_EXPERT_ROWS = 256 /* moe_route_expert_rows */
 } moe_route_operation;
 
 typedef enum moe_route_switch { MOE_ROUTE_AUTO = 0, MOE_ROUTE_ON = 1, MOE_ROUTE_OFF = 2 } moe_route_switch;
@@ -469,6 +477,10 @@ typedef struct moe_route_layer_desc {
                                           AUTO: on from SM90 on */
     moe_route_switch fused_combine;    /* down matmul and combine in one kernel. AUTO: on while T * k is at most 512.
                                           ON: required, which bounds max_tokens. OFF: two kernels */
+    moe_route_dtype rows_dtype;        /* of the rows that COMBINE reads and EXPERT_ROWS writes; default the experts' dtype */
+    uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
+                                          layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
+                                          Where that leaves no room for the fused combine, AUTO means OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -598,14 +610,16 @@ typedef struct moe_route_expand_args {
 MOE_ROUTE_API moe_route_status moe_route_expand(const moe_route_layer *layer, const moe_route_expand_args *args);
 
 /* Combine (finalize): y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, accumulated in
-   f32; a pair whose row is outside 0 to T * k - 1 is left out, or adds weights[t, j] * x[t] for an identity expert. Then
+   f32; a pair whose row is outside 0 to num_rows - 1 is left out, or adds weights[t, j] * x[t] for an identity expert. Then
    shared expert and residual as in moe_route_layer_args. */
 typedef struct moe_route_combine_args {
     uint32_t num_tokens;
-    moe_route_address rows;        /* [T * k, H] */
-    moe_route_address pair_to_row; /* int32 [T * k], from the maps. 0: rows are in pair order */
-    moe_route_address weights;     /* [T, k] of the router's weights_dtype. With weight_on_input the rows have them already:
-                                      only identity experts need them */
+    moe_route_address rows;        /* [num_rows, H] of rows_dtype */
+    uint32_t num_rows;             /* 0: T * k */
+    moe_route_address pair_to_row; /* int32 [T * k], from the maps or from moe_route_dispatch(). 0: rows are in pair order */
+    moe_route_address weights;     /* [T, k] of the router's weights_dtype. Where the rows have them already only identity
+                                      experts need them */
+    int32_t weighted_rows;         /* 1: they have, and so with weight_on_input; each row is added as it is */
     moe_route_address y;           /* [T, H] */
     moe_route_address ids;         /* int32 [T, k] and */
     moe_route_address x;           /* [T, H], needed and read where the layer adds identity experts */
@@ -617,6 +631,86 @@ typedef struct moe_route_combine_args {
 } moe_route_combine_args;
 
 MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, const moe_route_combine_args *args);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Expert parallelism: what stands between the router, the exchange of tokens, and the experts of N ranks
+
+   A rank routes its own tokens, packs what each other rank needs (moe_route_dispatch), and exchanges it, which is the
+   caller's (NCCL's all-to-all, say). For the tokens that it received it runs its experts, in one of two ways, and sends
+   the results back the same way; combining them in slot order needs no atomics:
+
+     slot rows   moe_route_expert_rows() gives a row for each slot, moe_route_combine() adds them with pair_to_slot_row.
+                 With rows_dtype F32 the bits of y are those of one GPU that has all experts, in calls with T * k up to 512,
+                 whatever the number of ranks and of tokens, where the layers agree on sums_of_max_tokens. (Larger calls of
+                 that one GPU round as moe_route_layer_args says, unless activations are f32; expert rows never do.) With
+                 16-bit rows they are still the same for every number of ranks, and y, before it is rounded, is within 2^-8
+                 (BF16) or 2^-11 (F16) of the sum of |weights[t, j] * rows[j]| of that
+     sums        moe_route_layer_run() with ids and weights gives a row for each token, the sum of its slots here;
+                 moe_route_combine() adds them with pair_to_row and weighted_rows. Less to send; the order of the sum then
+                 depends on which rank has which expert: within as much, and k * 2^-23 more for the f32 additions, where
+                 a rank's call has T * k up to 512
+
+   docs/expert_parallelism.md shows the whole; examples/expert_parallel.c is a program.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+/* The physical experts of a rank where experts.rank_experts isn't given: *first to *first + *count - 1. As even as can be,
+   the first ranks hold one more. *count is 0 for a rank without experts, and where rank is not below num_ranks. */
+MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first,
+                                        uint32_t *count);
+
+/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch.
+
+   A token is a row of every rank that holds an expert of it, once, in the order of tokens; a slot row is a slot that such
+   a rank serves, in the order of pairs. Ids out of range, of identity and skip experts, and padding go nowhere. Each
+   output is optional.
+
+   Exact sizes (capacity 0): the rows of rank r are offsets[r][0] to offsets[r + 1][0] - 1, without gaps; there are at most
+   T * min(k, N), and T * k slot rows. Whoever sends reads the counts first.
+   Fixed sizes (capacity C): they begin at r * C, and the N * C rows can be sent as they are, also from a graph. Rows that
+   don't exist have id -1 and weight 0, row_to_token -1, and nothing is written to their x. Slot rows begin at
+   r * slot_capacity. What doesn't fit isn't sent and contributes nothing: counts tell (with C = T and slot_capacity 0
+   everything fits). */
+typedef struct moe_route_dispatch_args {
+    uint32_t num_tokens;
+    moe_route_address ids;              /* int32 [T, k] */
+    moe_route_address weights;          /* [T, k] of weights_dtype, where row_weights is given */
+    moe_route_address x;                /* [T, H], where rows is given */
+    moe_route_address num_valid_tokens; /* as in moe_route_layer_args */
+    uint32_t capacity;                  /* C, 0 or more; 0: exact sizes */
+    uint32_t slot_capacity;             /* with C: slot rows of a rank, at most C * k; 0: C * k */
+    moe_route_address counts;           /* int32 [N, 2]: rows and slot rows of each rank, with those that don't fit */
+    moe_route_address offsets;          /* int32 [N + 1, 2]: first row and first slot row of each rank, then the end */
+    moe_route_address rows;             /* [N * C or T * min(k, N), H]: x of each row */
+    moe_route_address row_ids;          /* int32 [N * C or T * min(k, N), k]: physical experts; -1 in slots of other ranks */
+    moe_route_address row_weights;      /* [N * C or T * min(k, N), k] of weights_dtype; 0 in slots of other ranks */
+    moe_route_address row_to_token;     /* int32 [N * C or T * min(k, N)] */
+    moe_route_address pair_to_row;      /* int32 [T * k]: the row of the token at the rank of the pair, for the first slot that has
+                                           it; -1 for its other slots and for pairs that weren't sent */
+    moe_route_address pair_to_slot_row; /* int32 [T * k]: -1 for pairs that weren't sent */
+    moe_route_stream stream;
+} moe_route_dispatch_args;
+
+MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, const moe_route_dispatch_args *args);
+
+/* Expert rows: the layer for given ids, before the weights and without the sum over slots: a row down[e] @ h + down_bias[e]
+   for each pair of a local expert, in the order of pairs. They are the slot rows of the rank that the tokens came from. A row
+   has the same bits in every batch, of whatever size. */
+typedef struct moe_route_expert_rows_args {
+    uint32_t num_tokens;
+    moe_route_address ids;              /* int32 [T, k] */
+    moe_route_address weights;          /* [T, k] of weights_dtype, needed with weight_on_input */
+    moe_route_address x;                /* [T, H] */
+    moe_route_address rows;             /* [num_rows, H] of rows_dtype; rows without a pair aren't written */
+    uint32_t num_rows;                  /* at most 2147483647. Pairs beyond aren't written */
+    uint32_t num_sources;               /* S, a divisor of T and num_rows; 0: 1. Tokens s * T / S and on came from source s, and their
+                                           rows begin at s * num_rows / S: S is N with fixed sizes, and 1 with exact ones */
+    moe_route_address num_valid_tokens; /* as in moe_route_layer_args */
+    moe_route_address workspace;
+    size_t workspace_size;
+    moe_route_stream stream;
+} moe_route_expert_rows_args;
+
+MOE_ROUTE_API moe_route_status moe_route_expert_rows(const moe_route_layer *layer, const moe_route_expert_rows_args *args);
 
 /* --------------------------------------------------------------------------------------------------------------------
    Presets: a layer's description from the model's config.json
@@ -881,6 +975,7 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
+    MOER_ADDRESS(const int) pair_to_slot_row;  /* [T * k], where out is indexed by it; -1: not to be written */
     MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     MOER_ADDRESS(const void) next_data;        /* of the matrix that the next kernel multiplies, to be brought into L2 */
     MOER_ADDRESS(const void) next_scales;
@@ -927,13 +1022,47 @@ typedef struct moer_expand_args {
 
 /* combine.cu */
 typedef struct moer_combine_args {
-    MOER_ADDRESS(const void) rows;            /* [T * k, H] */
+    MOER_ADDRESS(const void) rows;            /* [num_rows, H] */
     MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */
     MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */
     MOER_ADDRESS(void) y;                     /* [T, H] */
     moer_epilogue epilogue;
     unsigned int num_tokens;
+    unsigned int num_rows;
+    unsigned int weighted_rows;               /* 1: the rows have the router's weight already */
 } moer_combine_args;
+
+/* dispatch.cu */
+#define MOER_MAX_RANKS 256
+typedef struct moer_dispatch_args {
+    MOER_ADDRESS(const int) ids;              /* [T, k] */
+    MOER_ADDRESS(const void) weights;         /* [T, k] */
+    MOER_ADDRESS(const void) x;               /* [T, H] */
+    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
+    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */
+    MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */
+    MOER_ADDRESS(void) rows;                  /* [rows, H] */
+    MOER_ADDRESS(int) row_ids;                /* [rows, k] */
+    MOER_ADDRESS(void) row_weights;           /* [rows, k] */
+    MOER_ADDRESS(int) row_to_token;           /* [rows] */
+    MOER_ADDRESS(int) pair_to_row;            /* [T * k] */
+    MOER_ADDRESS(int) pair_to_slot_row;       /* [T * k] */
+    unsigned int num_tokens;
+    unsigned int capacity, slot_capacity;     /* of a rank; 0: exact sizes */
+    unsigned short rank_begin[MOER_MAX_RANKS + 4]; /* [N + 1]: first physical expert of each rank, then the end */
+} moer_dispatch_args;
+
+/* slots.cu */
+typedef struct moer_slots_args {
+    MOER_ADDRESS(const int) ids;              /* [T, k] */
+    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
+    MOER_ADDRESS(int) pair_to_slot_row;       /* [T * k] */
+    unsigned int num_tokens;
+    unsigned int source_pairs;                /* of each source: T * k / S */
+    unsigned int source_rows;                 /* that each source has room for */
+} moer_slots_args;
 
 #define MOER_MAX_EXPERTS 2048u
 #define MOER_MAX_SHARED 32u
@@ -1414,7 +1543,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 25 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 29 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -1488,6 +1617,7 @@ typedef struct moer_router {
     uint32_t expert_map_columns, num_physical_experts;
     uint32_t first_expert, num_local_experts; /* physical */
     uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
+    int given_physical;                       /* given ids are physical experts */
 } moer_router;
 
 /* Whether a rule drops whole groups. */
@@ -1543,7 +1673,7 @@ struct moe_route_layer {
     moer_router router;
     moer_matrix gate_up, down, up; /* up: where it is a matrix of its own, and gate_up the gate alone */
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
-    moe_route_dtype dtype;
+    moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     moe_route_activation activation;
@@ -1552,12 +1682,15 @@ struct moe_route_layer {
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
+    uint32_t num_ranks;
+    uint16_t rank_begin[MOER_MAX_RANKS + 1]; /* first physical expert of each rank, then the end */
     /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
     const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
-    const moer_variant *combine, *expand;
+    const moer_variant *combine, *expand, *dispatch, *slots;
+    const moer_variant *down_slots[2];
     moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
     uint32_t num_variants;
@@ -1567,7 +1700,8 @@ struct moe_route_layer {
 typedef struct moer_workspace {
     size_t ids, weights, row_to_pair, pair_to_row, row_to_expert, distinct_experts, distinct_offsets, distinct_count;
     size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
-    size_t h, partial;                                    /* fused layer */
+    size_t h, partial;                                    /* fused layer, and h of expert rows */
+    size_t slot_rows;                                     /* expert rows: of each pair */
     size_t scratch;                                       /* CPU */
     size_t size;
 } moer_workspace;
@@ -1593,6 +1727,8 @@ typedef struct moer_launch {
         moer_down_args down;
         moer_expand_args expand;
         moer_combine_args combine;
+        moer_dispatch_args dispatch;
+        moer_slots_args slots;
     } args;
 } moer_launch;
 
@@ -1618,6 +1754,9 @@ static void moer_cpu_topk(const moer_router *router, const moer_routing *routing
 /* One row as numbers: of GGUF blocks, and of any matrix. */
 static void moer_cpu_gguf_row(moe_route_format format, const unsigned char *blocks, uint32_t inner, float *values);
 static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t row, float *values);
+/* dispatch.cu and slots.cu over the same arguments. */
+static void moer_cpu_dispatch(const moe_route_layer *layer, const moer_dispatch_args *args);
+static void moer_cpu_slots(const moer_router *router, const moer_slots_args *args);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
 
@@ -1913,6 +2052,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const int) distinct_count;\n"
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
+    "    MOER_ADDRESS(const int) pair_to_slot_row;  /* [T * k], where out is indexed by it; -1: not to be written */\n"
     "    MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */\n"
     "    MOER_ADDRESS(const void) next_data;        /* of the matrix that the next kernel multiplies, to be brought into L2 */\n"
     "    MOER_ADDRESS(const void) next_scales;\n"
@@ -1959,13 +2099,47 @@ static const char *const moer_source_1[] = { /* args.h */
     "\n"
     "/* combine.cu */\n"
     "typedef struct moer_combine_args {\n"
-    "    MOER_ADDRESS(const void) rows;            /* [T * k, H] */\n"
+    "    MOER_ADDRESS(const void) rows;            /* [num_rows, H] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */\n"
     "    MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */\n"
     "    MOER_ADDRESS(void) y;                     /* [T, H] */\n"
     "    moer_epilogue epilogue;\n"
     "    unsigned int num_tokens;\n"
-    "} moer_combine_args;\n",
+    "    unsigned int num_rows;\n"
+    "    unsigned int weighted_rows;               /* 1: the rows have the router's weight already */\n"
+    "} moer_combine_args;\n"
+    "\n"
+    "/* dispatch.cu */\n"
+    "#define MOER_MAX_RANKS 256\n"
+    "typedef struct moer_dispatch_args {\n"
+    "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
+    "    MOER_ADDRESS(const void) weights;         /* [T, k] */\n"
+    "    MOER_ADDRESS(const void) x;               /* [T, H] */\n"
+    "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
+    "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
+    "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n"
+    "    MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */\n"
+    "    MOER_ADDRESS(void) rows;                  /* [rows, H] */\n",
+    "    MOER_ADDRESS(int) row_ids;                /* [rows, k] */\n"
+    "    MOER_ADDRESS(void) row_weights;           /* [rows, k] */\n"
+    "    MOER_ADDRESS(int) row_to_token;           /* [rows] */\n"
+    "    MOER_ADDRESS(int) pair_to_row;            /* [T * k] */\n"
+    "    MOER_ADDRESS(int) pair_to_slot_row;       /* [T * k] */\n"
+    "    unsigned int num_tokens;\n"
+    "    unsigned int capacity, slot_capacity;     /* of a rank; 0: exact sizes */\n"
+    "    unsigned short rank_begin[MOER_MAX_RANKS + 4]; /* [N + 1]: first physical expert of each rank, then the end */\n"
+    "} moer_dispatch_args;\n"
+    "\n"
+    "/* slots.cu */\n"
+    "typedef struct moer_slots_args {\n"
+    "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
+    "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
+    "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
+    "    MOER_ADDRESS(int) pair_to_slot_row;       /* [T * k] */\n"
+    "    unsigned int num_tokens;\n"
+    "    unsigned int source_pairs;                /* of each source: T * k / S */\n"
+    "    unsigned int source_rows;                 /* that each source has room for */\n"
+    "} moer_slots_args;\n",
     NULL};
 static const char *const moer_source_2[] = { /* tokens.h */
     "/*\n"
@@ -4593,7 +4767,8 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "  Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; UP_APART, 1: up is a matrix of its own, with N = I; ACTIVATION, moe_route_activation + 1, and CLAMP, as in\n"
     "  activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);\n"
     "  K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);\n"
-    "  OUT_ORDER: the order of a row of out, X_ORDER of its reader; OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's, up to 8; RESIDENT_BLOCKS, how many share a multiprocessor;\n"
+    "  OUT_ORDER: the order of a row of out, X_ORDER of its reader; OUT_INDEX: out is indexed by row (0), by pair, pairs without a row being\n"
+    "  set to 0 (1), or by pair_to_slot_row (2); WARPS, a block's, up to 8; RESIDENT_BLOCKS, how many share a multiprocessor;\n"
     "  ROW_BLOCKS. Grid: any number of blocks.\n"
     "*/\n"
     "#include \"device.h\"\n"
@@ -4735,7 +4910,9 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += FINISHERS * 32) {\n"
     "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = p.tile * TILE_COLUMNS + c;\n"
     "        if (row >= p.end_row || column >= COLUMNS) continue;\n"
-    "        const u32 pair = OUT_BY_PAIR || WEIGHT_ON_INPUT \? (u32)a.row_to_pair[row] : row;\n"
+    "        const u32 pair = OUT_INDEX || WEIGHT_ON_INPUT \? (u32)a.row_to_pair[row] : row;\n"
+    "        const int at = OUT_INDEX == 2 \? a.pair_to_slot_row[pair] : (int)(OUT_INDEX \? pair : row);\n"
+    "        if (OUT_INDEX == 2 && at < 0) continue;\n"
     "        float value = 0.0f, up = 0.0f;\n"
     "#pragma unroll\n"
     "        for (u32 w = 0; w < WARPS; w++) {\n"
@@ -4752,7 +4929,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "            if (BIAS) up = f32_add(up, load_value(UP_APART \? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c + 8), BIAS));\n"
     "            value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
     "        }\n"
-    "        store_value(a.out, (u64)(OUT_BY_PAIR \? pair : row) * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);\n"
+    "        store_value(a.out, (u64)(u32)at * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);\n"
     "    }\n"
     "}\n"
     "\n"
@@ -4786,9 +4963,9 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "        prefetch_weights((const u8 *)data + (u64)(u32)a.distinct_experts[i / pieces] * bytes + at, bytes - at);\n"
     "    }\n"
     "}\n"
-    "\n"
+    "\n",
     "/* The matrix that the next kernel multiplies, of as many distinct experts as wanted. */\n"
-    "DEVICE void prefetch_next(const moer_matmul_args &a) {\n",
+    "DEVICE void prefetch_next(const moer_matmul_args &a) {\n"
     "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
     "    const u32 num_experts = num_distinct < a.next_experts \? num_distinct : a.next_experts;\n"
     "    prefetch_array(a, a.next_data, a.next_bytes, num_experts);\n"
@@ -4806,7 +4983,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "    range.begin = block_index_x() * share + (block_index_x() < rest \? block_index_x() : rest);\n"
     "    range.end = range.begin + share + (block_index_x() < rest);\n"
     "    if (range.begin == range.end) range.end = 0; /* nothing is inside */\n"
-    "    if (OUT_BY_PAIR) clear_other_pairs(a);\n"
+    "    if (OUT_INDEX == 1) clear_other_pairs(a);\n"
     "\n"
     "    place next = {};\n"
     "    weight_stream<X_HOW, WARPS> stream;\n"
@@ -4851,7 +5028,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "  weights in L2. Each block finds its expert by counting tiles over the distinct experts: those without rows have none, and one with\n"
     "  all rows is as good as any. The grid has room for the most tiles that may be; blocks beyond the last tile end.\n"
     "\n"
-    "  Constants: those of grouped.h; GATED, INTERLEAVED, UP_APART, ACTIVATION, CLAMP, WEIGHT_ON_INPUT, BIAS, OUT, K, X_INDEX, OUT_BY_PAIR\n"
+    "  Constants: those of grouped.h; GATED, INTERLEAVED, UP_APART, ACTIVATION, CLAMP, WEIGHT_ON_INPUT, BIAS, OUT, K, X_INDEX\n"
     "  as in matmul.cu; WEIGHT_ON_OUTPUT; WEIGHTS, dtype of either weights; RESIDENT_BLOCKS, how many share a multiprocessor.\n"
     "  Grid: column tiles * (pairs / TILE_ROWS + distinct experts, at most).\n"
     "*/\n"
@@ -4908,9 +5085,9 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "        block_barrier();\n"
     "        for (u32 w = 0; w < GROUPED_THREADS / 32; w++) {\n"
     "            const u32 tiles = scratch[w];\n"
-    "            if (w < warp) start += tiles;\n",
+    "            if (w < warp) start += tiles;\n"
     "            before += tiles;\n"
-    "        }\n"
+    "        }\n",
     "        start += sum - count;\n"
     "        if (tile >= start && tile - start < count) {\n"
     "            scratch[8] = (u32)a.distinct_experts[d];\n"
@@ -4978,15 +5155,15 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "        for (u32 i = 0; i < 4; i += 2) { /* rows g and g + 8 of the fragment */\n"
     "            const u32 row = p.base + (m * 2 + warp / WARPS_ACROSS) * 16 + i * 4 + (lane >> 2);\n"
     "            if (row >= p.end_row) continue;\n"
-    "            const u32 pair = OUT_BY_PAIR || WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT \? (u32)a.row_to_pair[row] : row;\n"
+    "            const u32 pair = WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT \? (u32)a.row_to_pair[row] : row;\n"
     "            const float weight = WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT \? load_value(a.router_weights, pair, WEIGHTS) : 1.0f;\n"
-    "            const u64 at = (u64)(OUT_BY_PAIR \? pair : row) * COLUMNS;\n"
+    "            const u64 at = (u64)row * COLUMNS;\n"
     "#pragma unroll\n"
     "            for (u32 j = 0; j < COLUMN_FRAGMENTS; j += GATED \? 2 : 1) {\n"
     "                const u32 n = (warp % WARPS_ACROSS * COLUMN_FRAGMENTS + j) * 8, up = (j + GATED) % COLUMN_FRAGMENTS;\n"
     "                const u32 column = p.first_column + (GATED \? n / 2 : n) + (lane & 3) * 2;\n"
-    "                if (column >= COLUMNS) continue;\n",
-    "                const float first = finish_value(a, p, column, weight, sums[m][j][i], sums[m][up][i]);\n"
+    "                if (column >= COLUMNS) continue;\n"
+    "                const float first = finish_value(a, p, column, weight, sums[m][j][i], sums[m][up][i]);\n",
     "                if (COLUMNS % 2 != 0 && column + 1 >= COLUMNS) {\n"
     "                    store_value(a.out, at + column, OUT, first);\n"
     "                    continue;\n"
@@ -5002,13 +5179,6 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "        }\n"
     "}\n"
     "\n"
-    "/* The pairs that no expert here serves. */\n"
-    "DEVICE void clear_other_pairs(const moer_matmul_args &a) {\n"
-    "    const u64 threads = (u64)grid_blocks_x() * GROUPED_THREADS;\n"
-    "    for (u64 i = (u64)block_index_x() * GROUPED_THREADS + thread_index(); i < (u64)a.num_pairs * COLUMNS; i += threads)\n"
-    "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
-    "}\n"
-    "\n"
     "template <class Rows, class Weights>\n"
     "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
     "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);\n"
@@ -5020,7 +5190,6 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "    SHARED(u32, weights, WEIGHT_STAGES * FILL_WORDS);\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
-    "    if (OUT_BY_PAIR) clear_other_pairs(a);\n"
     "    tile_place p;\n"
     "    if (!find_tile(a, rows, block_index_x() / COLUMN_TILES, p)) return;\n"
     "    p.first_column = block_index_x() % COLUMN_TILES * TILE_COLUMNS;\n"
@@ -5067,7 +5236,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "#pragma unroll 1\n"
     "    for (u32 step = 0; step < NUM_STEPS; step++) {\n"
     "        arrange_weight_chunk(low_chunk);\n"
-    "        arrange_weight_chunk(high_chunk);\n",
+    "        arrange_weight_chunk(high_chunk);\n"
     "        if (step != 0) block_barrier(); /* none reads the weights before these */\n"
     "        store_weights(weights, low_chunk, step, n);\n"
     "        store_weights(weights, high_chunk, step, n + 8);\n"
@@ -5078,7 +5247,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "#pragma unroll 1\n"
     "        for (u32 slice = step * FILL_SLICES; slice < (step + 1) * FILL_SLICES && slice < NUM_SLICES; slice++) {\n"
     "            copy_async_wait<ROW_STAGES - 2>();\n"
-    "            block_barrier();\n"
+    "            block_barrier();\n",
     "            start_rows(rows, x, slice + ROW_STAGES - 1);\n"
     "            copy_async_commit();\n"
     "            multiply(sums, rows, weights, slice, fragments);\n"
@@ -5219,7 +5388,7 @@ static const char *const moer_source_22[] = { /* combine.cu */
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
     "\n"
     "  Constants: those of epilogue.h; HIDDEN; K, slots a token; ROWS_DTYPE, OUT (dtypes); WEIGHT_ON_INPUT: the rows have the\n"
-    "  router's weight already; VECTOR, columns a thread, a divisor of HIDDEN.\n"
+    "  router's weight already, as they may by the arguments; VECTOR, columns a thread, a divisor of HIDDEN.\n"
     "  Grid: (blocks of 128 threads over HIDDEN / VECTOR, tokens in steps of the grid's height).\n"
     "*/\n"
     "#include \"device.h\"\n"
@@ -5235,7 +5404,7 @@ static const char *const moer_source_22[] = { /* combine.cu */
     "    let_next_kernel_start();\n"
     "    const u32 column = (block_index_x() * 128 + thread_index()) * VECTOR;\n"
     "    if (column >= HIDDEN) return;\n"
-    "    const u32 num_pairs = a.num_tokens * K, num_valid = valid_tokens(a.epilogue.num_valid_tokens, a.num_tokens);\n"
+    "    const u32 num_valid = valid_tokens(a.epilogue.num_valid_tokens, a.num_tokens);\n"
     "    for (u32 token = block_index_y(); token < a.num_tokens; token += grid_blocks_y()) {\n"
     "        const u64 at = (u64)token * HIDDEN + column;\n"
     "        float sum[VECTOR];\n"
@@ -5250,15 +5419,15 @@ static const char *const moer_source_22[] = { /* combine.cu */
     "                for (u32 j = 0; j < BATCH; j++) {\n"
     "                    const u32 pair = token * K + (K % BATCH == 0 || first + j < K \? first + j : K - 1);\n"
     "                    row[j] = a.pair_to_row \? (u32)a.pair_to_row[pair] : pair;\n"
-    "                    weight[j] = WEIGHT_ON_INPUT \? 1.0f : router_weight(a.router_weights, pair);\n"
+    "                    weight[j] = WEIGHT_ON_INPUT || a.weighted_rows \? 1.0f : router_weight(a.router_weights, pair);\n"
     "                }\n"
     "#pragma unroll\n"
     "                for (u32 j = 0; j < BATCH; j++) /* a row that doesn't exist: another one, which isn't used */\n"
-    "                    load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)(row[j] < num_pairs \? row[j] : 0) * HIDDEN + column, value[j]);\n"
+    "                    load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)(row[j] < a.num_rows \? row[j] : 0) * HIDDEN + column, value[j]);\n"
     "#pragma unroll\n"
     "                for (u32 j = 0; j < BATCH; j++) {\n"
     "                    if (K % BATCH != 0 && first + j >= K) continue;\n"
-    "                    if (row[j] >= num_pairs) {\n"
+    "                    if (row[j] >= a.num_rows) {\n"
     "                        add_identity<OUT>(a.epilogue, a.router_weights, token * K + first + j, at, sum);\n"
     "                        continue;\n"
     "                    }\n"
@@ -5305,6 +5474,244 @@ static const char *const moer_source_23[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
+static const char *const moer_source_24[] = { /* dispatch.cu */
+    "/*\n"
+    "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
+    "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
+    "\n"
+    "  One launch for any number of tokens. A block copies the rows of its share of consecutive tokens, THREADS units of UNIT\n"
+    "  bytes of each (x of the grid), but counts all pairs first, to know where its own begin: reading the ids again costs less than\n"
+    "  a second launch, or waiting for other blocks. Blocks with x = 0 write what isn't x. Only integer counters are atomic, and only\n"
+    "  in shared memory: the result is the same each time.\n"
+    "\n"
+    "  Constants: K, slots a token; NUM_RANKS; ROW_BYTES of x; UNIT, bytes of one access: 16, 4 or 2, a divisor of ROW_BYTES;\n"
+    "  WEIGHT_BYTES, 4 or 2; those of placement.h.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
+    "#include \"placement.h\"\n"
+    "\n"
+    "#define THREADS 256\n"
+    "#define CHUNK_TOKENS (THREADS / K) /* that the block looks at together, a thread a pair */\n"
+    "#define CHUNK_PAIRS (CHUNK_TOKENS * K)\n"
+    "#define NOWHERE 0xffffffffu\n"
+    "\n"
+    "/* The rank that a pair goes to, or NOWHERE. */\n"
+    "DEVICE u32 rank_of_pair(const moer_dispatch_args &a, u32 pair, u32 num_valid) {\n"
+    "    if (pair / K >= num_valid) return NOWHERE;\n"
+    "    const u32 expert = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K);\n"
+    "    if (expert >= a.rank_begin[NUM_RANKS]) return NOWHERE;\n"
+    "    u32 low = 0, high = NUM_RANKS; /* the last rank that begins at or before the expert: ranks without experts are passed over */\n"
+    "#pragma unroll 1\n"
+    "    while (high - low > 1) {\n"
+    "        const u32 middle = (low + high) / 2;\n"
+    "        if (a.rank_begin[middle] <= expert) low = middle;\n"
+    "        else high = middle;\n"
+    "    }\n"
+    "    return low;\n"
+    "}\n"
+    "\n"
+    "/* Ranks of the chunk's pairs; those of tokens from `end` on are nowhere. */\n"
+    "template <class Ranks>\n"
+    "DEVICE void find_ranks(const moer_dispatch_args &a, Ranks &rank, u32 first_token, u32 end, u32 num_valid) {\n"
+    "    const u32 i = thread_index();\n"
+    "    block_barrier(); /* the chunk before may still be read */\n"
+    "    if (i < CHUNK_PAIRS) rank[i] = first_token + i / K < end \? rank_of_pair(a, first_token * K + i, num_valid) : NOWHERE;\n"
+    "    block_barrier();\n"
+    "}\n"
+    "\n"
+    "/* The first slot of pair i's token that goes to the same rank. */\n"
+    "template <class Ranks>\n"
+    "DEVICE u32 leader(const Ranks &rank, u32 i) {\n"
+    "    u32 first = i - i % K;\n"
+    "#pragma unroll 1\n"
+    "    while (rank[first] != rank[i]) first++;\n"
+    "    return first;\n"
+    "}\n"
+    "\n"
+    "/* Numbers what the lanes want of their ranks' cursors, in the order of lanes. */\n"
+    "template <class Cursors>\n"
+    "DEVICE u32 take_numbers(Cursors &cursors, u32 which, u32 rank) {\n"
+    "    const u32 peers = warp_match(rank), lane = lane_index();\n"
+    "    u32 number = NOWHERE;\n"
+    "    if (rank != NOWHERE) number = cursors[rank * 2 + which] + popcount(peers & ((1u << lane) - 1));\n"
+    "    warp_barrier();\n"
+    "    if (rank != NOWHERE && (peers >> lane) == 1u) cursors[rank * 2 + which] = number + 1; /* the last of its peers */\n"
+    "    warp_barrier();\n"
+    "    return number;\n"
+    "}\n"
+    "\n"
+    "DEVICE void copy_weight(void *to, u64 to_index, const void *from, u64 from_index, bool there) {\n"
+    "    if (WEIGHT_BYTES == 4) ((u32 *)to)[to_index] = there \? load_4((const u32 *)from + from_index) : 0;\n"
+    "    else ((u16 *)to)[to_index] = there \? load_2((const u16 *)from + from_index) : (u16)0;\n"
+    "}\n"
+    "\n"
+    "/* With fixed sizes: the rows that don't exist. */\n"
+    "template <class Counts>\n"
+    "DEVICE void clear_rows(const moer_dispatch_args &a, const Counts &total) {\n"
+    "    const u64 entries = (u64)NUM_RANKS * a.capacity * K;\n"
+    "    for (u64 i = (u64)block_index_y() * THREADS + thread_index(); i < entries; i += (u64)grid_blocks_y() * THREADS) {\n"
+    "        const u32 row = (u32)(i / K), rank = row / a.capacity;\n"
+    "        if (row - rank * a.capacity < total[rank * 2]) continue;\n"
+    "        if (a.row_ids) a.row_ids[i] = -1;\n"
+    "        if (a.row_weights) copy_weight(a.row_weights, i, 0, 0, false);\n",
+    "        if (a.row_to_token && i % K == 0) a.row_to_token[row] = -1;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* What belongs to pair i of the chunk, and to its place in each row of its token. */\n"
+    "template <class Numbers>\n"
+    "DEVICE void write_pair(const moer_dispatch_args &a, u32 pair, u32 i, const Numbers &rank, const Numbers &row_of, const Numbers &slot_of) {\n"
+    "    const u32 token = pair / K, first = i - i % K;\n"
+    "    if (a.pair_to_row) a.pair_to_row[pair] = (int)row_of[i];\n"
+    "    if (a.pair_to_slot_row) {\n"
+    "        const bool sent = rank[i] != NOWHERE && row_of[leader(rank, i)] != NOWHERE;\n"
+    "        a.pair_to_slot_row[pair] = sent \? (int)slot_of[i] : -1;\n"
+    "    }\n"
+    "    if (a.row_to_token && row_of[i] != NOWHERE) a.row_to_token[row_of[i]] = (int)token;\n"
+    "    if (!a.row_ids && !a.row_weights) return;\n"
+    "    const int expert = rank[i] != NOWHERE \? (int)physical_expert(a.expert_map, (u32)a.ids[pair], token) : -1;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 other = first; other < first + K; other++) {\n"
+    "        const u32 row = row_of[other];\n"
+    "        if (row == NOWHERE) continue;\n"
+    "        const u64 at = (u64)row * K + (i - first);\n"
+    "        const bool here = rank[other] == rank[i];\n"
+    "        if (a.row_ids) a.row_ids[at] = here \? expert : -1;\n"
+    "        if (a.row_weights) copy_weight(a.row_weights, at, a.weights, pair, here);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* A unit of the rows of the chunk's tokens. */\n"
+    "template <class Numbers>\n"
+    "DEVICE void copy_rows(const moer_dispatch_args &a, u32 first_token, u32 num_tokens, u32 unit, const Numbers &row_of) {\n"
+    "#pragma unroll 1\n"
+    "    for (u32 t = 0; t < num_tokens; t++) {\n"
+    "        const u8 *from = (const u8 *)a.x + (u64)(first_token + t) * ROW_BYTES + unit * UNIT;\n"
+    "        u32x4 value = {{0, 0, 0, 0}};\n"
+    "        bool loaded = false;\n"
+    "#pragma unroll 1\n"
+    "        for (u32 j = 0; j < K; j++) {\n"
+    "            const u32 row = row_of[t * K + j];\n"
+    "            if (row == NOWHERE) continue;\n"
+    "            if (!loaded) {\n"
+    "                if (UNIT == 16) value = load_16(from);\n"
+    "                else value.v[0] = UNIT == 4 \? load_4(from) : load_2(from);\n"
+    "            }\n"
+    "            loaded = true;\n"
+    "            u8 *to = (u8 *)a.rows + (u64)row * ROW_BYTES + unit * UNIT;\n"
+    "            if (UNIT == 16) store_16(to, value);\n"
+    "            else if (UNIT == 4) *(u32 *)to = value.v[0];\n"
+    "            else *(u16 *)to = (u16)value.v[0];\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_dispatch, THREADS, moer_dispatch_args) {\n"
+    "    SHARED(u32, rank, THREADS);               /* of the chunk's pairs */\n"
+    "    SHARED(u32, row_of, THREADS);             /* likewise, for the first slot of a token at a rank */\n"
+    "    SHARED(u32, slot_of, THREADS);\n"
+    "    SHARED(u32, total, NUM_RANKS * 2);        /* rows and slot rows of each rank */\n"
+    "    SHARED(u32, before, NUM_RANKS * 2);       /* those of tokens before the block's */\n"
+    "    SHARED(u32, start, NUM_RANKS * 2 + 2);    /* where they begin */\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 i = thread_index(), num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
+    "    const u32 share = (a.num_tokens + grid_blocks_y() - 1) / grid_blocks_y();\n"
+    "    const u32 begin = block_index_y() * share < a.num_tokens \? block_index_y() * share : a.num_tokens;\n"
+    "    const u32 end = begin + share < a.num_tokens \? begin + share : a.num_tokens;\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) total[r] = before[r] = 0;\n"
+    "    for (u32 token = 0; token < num_valid; token += CHUNK_TOKENS) {\n"
+    "        find_ranks(a, rank, token, num_valid, num_valid);\n"
+    "        if (i >= CHUNK_PAIRS || rank[i] == NOWHERE) continue;\n"
+    "        const bool earlier = token + i / K < begin;\n"
+    "        shared_atomic_add(total, rank[i] * 2 + 1, 1u);\n"
+    "        if (earlier) shared_atomic_add(before, rank[i] * 2 + 1, 1u);\n"
+    "        if (leader(rank, i) != i) continue;\n"
+    "        shared_atomic_add(total, rank[i] * 2, 1u);\n"
+    "        if (earlier) shared_atomic_add(before, rank[i] * 2, 1u);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2 + 2; r += THREADS) {\n",
+    "        u32 at = r / 2 * (r % 2 \? a.slot_capacity : a.capacity);\n"
+    "        if (!a.capacity)\n"
+    "            for (u32 other = r % 2; other < r; other += 2) at += total[other];\n"
+    "        start[r] = at;\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    if (block_index_x() == 0) {\n"
+    "        for (u32 r = i; r < NUM_RANKS * 2 + 2 && block_index_y() == 0; r += THREADS) {\n"
+    "            if (a.offsets) a.offsets[r] = (int)start[r];\n"
+    "            if (a.counts && r < NUM_RANKS * 2) a.counts[r] = (int)total[r];\n"
+    "        }\n"
+    "        if (a.capacity && (a.row_ids || a.row_weights || a.row_to_token)) clear_rows(a, total);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) before[r] += start[r]; /* now the next of this block's */\n"
+    "\n"
+    "    for (u32 token = begin; token < end; token += CHUNK_TOKENS) {\n"
+    "        const u32 tokens = end - token < CHUNK_TOKENS \? end - token : CHUNK_TOKENS;\n"
+    "        find_ranks(a, rank, token, end, num_valid);\n"
+    "        if (warp_index() == 0) {\n"
+    "            for (u32 c = lane_index(); c < (CHUNK_PAIRS + 31) / 32 * 32; c += 32) {\n"
+    "                const u32 r = c < CHUNK_PAIRS \? rank[c] : NOWHERE;\n"
+    "                const bool leads = r != NOWHERE && leader(rank, c) == c;\n"
+    "                u32 slot = take_numbers(before, 1, r), row = take_numbers(before, 0, leads \? r : NOWHERE);\n"
+    "                if (a.capacity && slot != NOWHERE && slot >= start[r * 2 + 3]) slot = NOWHERE; /* the next rank's begin */\n"
+    "                if (a.capacity && row != NOWHERE && row >= start[r * 2 + 2]) row = NOWHERE;\n"
+    "                if (c < CHUNK_PAIRS) {\n"
+    "                    row_of[c] = row;\n"
+    "                    slot_of[c] = slot;\n"
+    "                }\n"
+    "            }\n"
+    "        }\n"
+    "        block_barrier();\n"
+    "        if (block_index_x() == 0 && i < tokens * K) write_pair(a, token * K + i, i, rank, row_of, slot_of);\n"
+    "        const u32 unit = block_index_x() * THREADS + i;\n"
+    "        if (a.rows && unit < ROW_BYTES / UNIT) copy_rows(a, token, tokens, unit, row_of);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_25[] = { /* slots.cu */
+    "/*\n"
+    "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
+    "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
+    "\n"
+    "  Constants: K, slots a token; FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Grid: sources.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
+    "#include \"placement.h\"\n"
+    "\n"
+    "#define THREADS 512\n"
+    "#define WARPS (THREADS / 32)\n"
+    "\n"
+    "KERNEL(moe_route_slots, THREADS, moer_slots_args) {\n"
+    "    SHARED(u32, counts, 2 * WARPS); /* local pairs of each warp, in this step and the one before */\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 lane = lane_index(), num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens), source = block_index_x();\n"
+    "    u32 next = 0, half = 0;\n"
+    "    for (u32 step = 0; step < a.source_pairs; step += THREADS, half ^= 1) {\n"
+    "        const bool exists = step + thread_index() < a.source_pairs;\n"
+    "        const u32 pair = source * a.source_pairs + step + thread_index();\n"
+    "        bool local = false;\n"
+    "        if (exists && pair / K < num_valid) local = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K) - FIRST_EXPERT < LOCAL_EXPERTS;\n"
+    "        const u32 peers = warp_ballot(local);\n"
+    "        if (lane == 0) counts[half * WARPS + warp_index()] = popcount(peers);\n"
+    "        block_barrier(); /* whoever writes this half again has passed the next one, which all reach after reading it */\n"
+    "        u32 number = next + popcount(peers & ((1u << lane) - 1));\n"
+    "        for (u32 w = 0; w < WARPS; w++) {\n"
+    "            const u32 count = counts[half * WARPS + w];\n"
+    "            if (w < warp_index()) number += count;\n"
+    "            next += count;\n"
+    "        }\n"
+    "        if (exists) a.pair_to_slot_row[pair] = local && number < a.source_rows \? (int)(source * a.source_rows + number) : -1;\n"
+    "    }\n"
+    "}\n",
+    NULL};
 static const moer_source moer_sources[] = {
     {"device.h", moer_source_0},
     {"args.h", moer_source_1},
@@ -5330,8 +5737,10 @@ static const moer_source moer_sources[] = {
     {"down.cu", moer_source_21},
     {"combine.cu", moer_source_22},
     {"expand.cu", moer_source_23},
+    {"dispatch.cu", moer_source_24},
+    {"slots.cu", moer_source_25},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "a0b7935b98e48f3e91308dc3c8bb59849d877462a6657c77f3e7c3374637115a";
+static const char moer_sources_digest[] = "1bced438ccb9aa6885fdcec7f94ad800bdc1d21ad4fe8fe8bcec7d3ba0b071f8";
 
 /* ---- src/base.c ---- */
 /*
@@ -8444,6 +8853,8 @@ static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_r
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
+static const moer_family moer_family_dispatch = {"dispatch", "dispatch.cu", {"moe_route_dispatch", NULL, NULL}};
+static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_slots", NULL, NULL}};
 
 /* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
 static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
@@ -9564,8 +9975,8 @@ static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t
 /* ---- src/cpu_experts.c ---- */
 /*
   cpu_experts.c: the experts on the CPU: decode a weight row once, multiply it with every activation row of its expert. What
-  the row's bytes mean belongs to cpu_formats.c. Clear rather than fast; sums are in f64, so that the GPU's f32 sums can be
-  held against them. The activation is the kernels' own text.
+  the row's bytes mean belongs to cpu_formats.c. Clear rather than fast; the sums of products are in f64, so that the
+  GPU's f32 sums can be held against them. The activation is the kernels' own text.
 */
 
 /* ---- kernels_src/activations.h ---- */
@@ -9651,6 +10062,7 @@ typedef struct moer_cpu_product { /* out[r or pair] = W[e] @ x, for all rows of 
     int activated; /* 1: gate_up with what follows it up to h */
     const void *input_weights; /* of the router's weights_dtype, by pair, or NULL: they multiply x */
     int out_by_pair;
+    const int32_t *pair_to_slot_row; /* out is indexed by it, or NULL; -1: not to be written */
     void *out;
     moe_route_dtype out_dtype;
     float *scratch; /* [2, inner] */
@@ -9686,6 +10098,7 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
             if (gated) moer_cpu_decode_row(up_matrix, e, up_row, up);
             for (r = first; r < end; r++) {
                 const uint32_t pair = (uint32_t)p->row_to_pair[r];
+                int32_t out_row;
                 const size_t x_row = p->x_index == 0 ? pair / top_k : p->x_index == 1 ? pair : (size_t)r;
                 const double weight = p->input_weights != NULL ? (double)moer_load_value(p->input_weights, pair, layer->router.weights_dtype) : 1.0;
                 float value = (float)(weight * moer_cpu_dot(p->scratch, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(matrix, base + row));
@@ -9694,7 +10107,8 @@ static void moer_cpu_multiply(const moer_cpu_product *p) {
                     const float up_value = (float)(weight * moer_cpu_dot(up, p->x, x_row * inner, inner, p->x_dtype) + moer_cpu_bias(up_matrix, base + up_row));
                     value *= moer_shifted_up(layer->clamp_kind, up_value, layer->up_beta, layer->up_offset, layer->clamp);
                 }
-                moer_store_value(p->out, (size_t)(p->out_by_pair ? pair : (uint32_t)r) * columns + n, p->out_dtype, value);
+                out_row = p->pair_to_slot_row != NULL ? p->pair_to_slot_row[pair] : p->out_by_pair ? (int32_t)pair : r;
+                if (out_row >= 0) moer_store_value(p->out, (size_t)out_row * columns + n, p->out_dtype, value);
             }
         }
     }
@@ -9708,36 +10122,37 @@ static uint32_t moer_cpu_num_valid(moe_route_address num_valid_tokens, uint32_t 
 }
 
 /* Element `at` of an array [T, H] of the layer's dtype. */
-static double moer_cpu_element(const moe_route_layer *layer, moe_route_address array, size_t at) { return (double)moer_load_value(moer_host(array), at, layer->dtype); }
+static float moer_cpu_element(const moe_route_layer *layer, moe_route_address array, size_t at) { return moer_load_value(moer_host(array), at, layer->dtype); }
 
-static double moer_cpu_weight(const moe_route_layer *layer, const moer_combine_args *args, uint32_t pair) {
-    return (double)moer_load_value(moer_host(args->router_weights), pair, layer->router.weights_dtype);
+static float moer_cpu_weight(const moe_route_layer *layer, const moer_combine_args *args, uint32_t pair) {
+    return moer_load_value(moer_host(args->router_weights), pair, layer->router.weights_dtype);
 }
 
-/* combine.cu over the same arguments. */
+/* combine.cu over the same arguments, and to the same bits: sums are f32 here. */
 static void moer_cpu_combine(const moe_route_layer *layer, const moer_combine_args *args, moe_route_dtype rows_dtype) {
     const moer_epilogue *epilogue = &args->epilogue;
-    const uint32_t top_k = layer->router.top_k, hidden_size = layer->hidden_size, num_pairs = args->num_tokens * top_k;
+    const uint32_t top_k = layer->router.top_k, hidden_size = layer->hidden_size;
     const uint32_t num_valid = moer_cpu_num_valid(epilogue->num_valid_tokens, args->num_tokens);
     const int32_t *pair_to_row = (const int32_t *)moer_host(args->pair_to_row), *ids = (const int32_t *)moer_host(epilogue->ids);
     const float *shared_weights = (const float *)moer_host(epilogue->shared_weights);
+    const int weighted = layer->weight_on_input || args->weighted_rows;
     uint32_t t, j, n;
     for (t = 0; t < args->num_tokens; t++)
         for (n = 0; n < hidden_size; n++) {
             const size_t at = (size_t)t * hidden_size + n;
-            double sum = 0.0;
+            float sum = 0.0f;
             if (t < num_valid) {
                 for (j = 0; j < top_k; j++) {
                     const uint32_t pair = t * top_k + j, row = pair_to_row != NULL ? (uint32_t)pair_to_row[pair] : pair;
-                    if (row < num_pairs)
-                        sum += (layer->weight_on_input ? 1.0 : moer_cpu_weight(layer, args, pair)) * (double)moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype);
+                    if (row < args->num_rows)
+                        sum = fmaf(weighted ? 1.0f : moer_cpu_weight(layer, args, pair), moer_load_value(moer_host(args->rows), (size_t)row * hidden_size + n, rows_dtype), sum);
                     else if (layer->router.num_identity != 0 && (uint32_t)ids[pair] - layer->router.first_identity < layer->router.num_identity)
-                        sum += moer_cpu_weight(layer, args, pair) * moer_cpu_element(layer, epilogue->x, at);
+                        sum = fmaf(moer_cpu_weight(layer, args, pair), moer_cpu_element(layer, epilogue->x, at), sum);
                 }
-                if (epilogue->shared != 0) sum += (shared_weights != NULL ? (double)shared_weights[t] : 1.0) * moer_cpu_element(layer, epilogue->shared, at);
+                if (epilogue->shared != 0) sum = fmaf(shared_weights != NULL ? shared_weights[t] : 1.0f, moer_cpu_element(layer, epilogue->shared, at), sum);
                 if (epilogue->residual != 0) sum += moer_cpu_element(layer, epilogue->residual, at);
             }
-            moer_store_value(moer_host(args->y), at, layer->dtype, (float)sum);
+            moer_store_value(moer_host(args->y), at, layer->dtype, sum);
         }
 }
 
@@ -9748,6 +10163,120 @@ static void moer_cpu_expand(const void *x, const int32_t *row_to_pair, void *row
         const uint32_t pair = (uint32_t)row_to_pair[r];
         if (pair < num_pairs) memcpy(to, (const char *)x + pair / top_k * row_bytes, row_bytes);
         else memset(to, 0, row_bytes);
+    }
+}
+
+/* ---- src/cpu_ranks.c ---- */
+/*
+  cpu_ranks.c: on the CPU, what goes to which rank, and how the rows that come back are numbered. The experts' products
+  belong to cpu_experts.c.
+*/
+
+/* The rank that holds a physical expert, or num_ranks. */
+static uint32_t moer_cpu_rank(const moe_route_layer *layer, uint32_t expert) {
+    uint32_t rank = 0;
+    if (expert >= layer->rank_begin[layer->num_ranks]) return layer->num_ranks;
+    while (layer->rank_begin[rank + 1] <= expert) rank++;
+    return rank;
+}
+
+/* The rank of slot j of a token. */
+static uint32_t moer_cpu_slot_rank(const moe_route_layer *layer, const int32_t *ids, uint32_t token, uint32_t j) {
+    return moer_cpu_rank(layer, moer_physical_expert(&layer->router, ids[(size_t)token * layer->router.top_k + j], token));
+}
+
+/* Whether slot j is the token's first at its rank. */
+static int moer_cpu_slot_leads(const moe_route_layer *layer, const int32_t *ids, uint32_t token, uint32_t j) {
+    const uint32_t rank = moer_cpu_slot_rank(layer, ids, token, j);
+    uint32_t other = 0;
+    while (other < j && moer_cpu_slot_rank(layer, ids, token, other) != rank) other++;
+    return rank < layer->num_ranks && other == j;
+}
+
+/* A row: x, and what each slot of the token has there. */
+static void moer_cpu_write_row(const moe_route_layer *layer, const moer_dispatch_args *args, const int32_t *ids, uint32_t token, uint32_t rank, size_t row) {
+    const uint32_t top_k = layer->router.top_k;
+    const size_t row_bytes = layer->hidden_size * moer_dtype_size(layer->dtype), weight_size = moer_dtype_size(layer->router.weights_dtype);
+    uint32_t j;
+    if (args->rows != 0) memcpy((char *)moer_host(args->rows) + row * row_bytes, (const char *)moer_host(args->x) + token * row_bytes, row_bytes);
+    if (args->row_to_token != 0) ((int32_t *)moer_host(args->row_to_token))[row] = (int32_t)token;
+    for (j = 0; j < top_k; j++) {
+        const size_t pair = (size_t)token * top_k + j, at = row * top_k + j;
+        const uint32_t expert = moer_physical_expert(&layer->router, ids[pair], token);
+        const int here = moer_cpu_rank(layer, expert) == rank;
+        if (args->row_ids != 0) ((int32_t *)moer_host(args->row_ids))[at] = here ? (int32_t)expert : -1;
+        if (args->row_weights == 0) continue;
+        if (here) memcpy((char *)moer_host(args->row_weights) + at * weight_size, (const char *)moer_host(args->weights) + pair * weight_size, weight_size);
+        else memset((char *)moer_host(args->row_weights) + at * weight_size, 0, weight_size);
+    }
+}
+
+/* With fixed sizes: the rows of a rank that don't exist. */
+static void moer_cpu_clear_rows(const moe_route_layer *layer, const moer_dispatch_args *args, size_t begin, size_t end) {
+    const size_t top_k = layer->router.top_k, weight_size = moer_dtype_size(layer->router.weights_dtype);
+    size_t row, i;
+    for (row = begin; row < end; row++) {
+        if (args->row_to_token != 0) ((int32_t *)moer_host(args->row_to_token))[row] = -1;
+        if (args->row_weights != 0) memset((char *)moer_host(args->row_weights) + row * top_k * weight_size, 0, top_k * weight_size);
+        for (i = 0; i < top_k && args->row_ids != 0; i++) ((int32_t *)moer_host(args->row_ids))[row * top_k + i] = -1;
+    }
+}
+
+static void moer_cpu_dispatch(const moe_route_layer *layer, const moer_dispatch_args *args) {
+    const uint32_t top_k = layer->router.top_k, num_ranks = layer->num_ranks, num_valid = moer_cpu_num_valid(args->num_valid_tokens, args->num_tokens);
+    const int32_t *ids = (const int32_t *)moer_host(args->ids);
+    int32_t *pair_to_row = (int32_t *)moer_host(args->pair_to_row), *pair_to_slot_row = (int32_t *)moer_host(args->pair_to_slot_row);
+    int32_t total[MOER_MAX_RANKS][2], start[MOER_MAX_RANKS + 1][2], next[MOER_MAX_RANKS][2];
+    int32_t row_of[MOER_MAX_RANKS]; /* of the token at hand */
+    uint32_t t, j, r;
+    memset(total, 0, sizeof total);
+    for (t = 0; t < num_valid; t++)
+        for (j = 0; j < top_k; j++) {
+            r = moer_cpu_slot_rank(layer, ids, t, j);
+            if (r == num_ranks) continue;
+            total[r][1]++;
+            total[r][0] += moer_cpu_slot_leads(layer, ids, t, j);
+        }
+    start[0][0] = start[0][1] = 0;
+    for (r = 0; r < num_ranks; r++) {
+        start[r + 1][0] = start[r][0] + (args->capacity != 0 ? (int32_t)args->capacity : total[r][0]);
+        start[r + 1][1] = start[r][1] + (args->capacity != 0 ? (int32_t)args->slot_capacity : total[r][1]);
+    }
+    if (args->counts != 0) memcpy(moer_host(args->counts), total, num_ranks * sizeof total[0]);
+    if (args->offsets != 0) memcpy(moer_host(args->offsets), start, (num_ranks + 1) * sizeof start[0]);
+    memcpy(next, start, num_ranks * sizeof next[0]);
+    for (t = 0; t < args->num_tokens; t++)
+        for (j = 0; j < top_k; j++) {
+            const size_t pair = (size_t)t * top_k + j;
+            int32_t row = -1, slot_row = -1;
+            r = t < num_valid ? moer_cpu_slot_rank(layer, ids, t, j) : num_ranks;
+            if (r < num_ranks) {
+                if (moer_cpu_slot_leads(layer, ids, t, j)) {
+                    row_of[r] = row = next[r][0] < start[r + 1][0] ? next[r][0] : -1;
+                    next[r][0]++;
+                    if (row >= 0) moer_cpu_write_row(layer, args, ids, t, r, (size_t)row);
+                }
+                if (row_of[r] >= 0 && next[r][1] < start[r + 1][1]) slot_row = next[r][1];
+                next[r][1]++;
+            }
+            if (pair_to_row != NULL) pair_to_row[pair] = row;
+            if (pair_to_slot_row != NULL) pair_to_slot_row[pair] = slot_row;
+        }
+    for (r = 0; r < num_ranks && args->capacity != 0; r++)
+        if (next[r][0] < start[r + 1][0]) moer_cpu_clear_rows(layer, args, (size_t)next[r][0], (size_t)start[r + 1][0]);
+}
+
+static void moer_cpu_slots(const moer_router *router, const moer_slots_args *args) {
+    const uint32_t num_pairs = args->num_tokens * router->top_k, num_valid = moer_cpu_num_valid(args->num_valid_tokens, args->num_tokens);
+    const int32_t *ids = (const int32_t *)moer_host(args->ids);
+    int32_t *pair_to_slot_row = (int32_t *)moer_host(args->pair_to_slot_row);
+    uint32_t p, number = 0;
+    for (p = 0; p < num_pairs; p++) {
+        const uint32_t token = p / router->top_k, source = p / args->source_pairs;
+        const int local = token < num_valid && moer_physical_expert(router, ids[p], token) - router->first_expert < router->num_local_experts;
+        if (p % args->source_pairs == 0) number = 0;
+        pair_to_slot_row[p] = local && number < args->source_rows ? (int32_t)(source * args->source_rows + number) : -1;
+        number += local != 0;
     }
 }
 
@@ -9974,8 +10503,13 @@ static moe_route_status moer_router_check_placement(moe_route_context *context, 
         if (router->expert_map_columns > MOER_MAX_REPLICAS) return moer_refuse(context, "experts.expert_map_columns", from->expert_map_columns, "1 to 64, or 0 for 1");
         if (from->num_physical_experts > MOER_MAX_EXPERTS) return moer_refuse(context, "experts.num_physical_experts", from->num_physical_experts, "1 to 2048, or 0 for the router's");
         if (from->num_physical_experts != 0) router->num_physical_experts = from->num_physical_experts;
-    } else if (from->expert_map_columns != 0 || from->num_physical_experts != 0) {
-        return moer_refuse(context, "experts.expert_map", 0, "an address where expert_map_columns or num_physical_experts is given");
+    } else if (from->expert_map_columns != 0) {
+        return moer_refuse(context, "experts.expert_map", 0, "an address where expert_map_columns is given");
+    } else if (from->num_physical_experts != 0) {
+        if (from->num_physical_experts > MOER_MAX_EXPERTS) return moer_refuse(context, "experts.num_physical_experts", from->num_physical_experts, "1 to 2048, or 0 for the router's");
+        router->given_physical = 1;
+        router->num_physical_experts = from->num_physical_experts;
+        router->num_identity = 0; /* they aren't physical experts */
     }
     router->first_expert = from->first_expert;
     if (router->first_expert >= router->num_physical_experts)
@@ -10023,13 +10557,18 @@ static void moer_define_router(char *defines, const moer_router *router) {
     if (router->score == MOE_ROUTE_SCORE_CUSTOM && defines[0] != '!' && !moer_append(defines, MOER_DEFINES_MAX, " SCORE_EXPRESSION=%s", router->score_expression)) defines[0] = '!';
 }
 
-/* The constants of placement.h, and which physical experts are local. */
-static void moer_define_placement(char *defines, const moer_router *router) {
-    moer_define(defines, "FIRST_EXPERT", router->first_expert);
-    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
+/* The constants of placement.h. */
+static void moer_define_expert_map(char *defines, const moer_router *router) {
     if (router->expert_map_columns == 0) return;
     moer_define(defines, "MAP_COLUMNS", router->expert_map_columns);
     moer_define(defines, "PLACED_EXPERTS", router->num_experts - router->num_skip_experts - router->num_identity);
+}
+
+/* The same, and which physical experts are local. */
+static void moer_define_placement(char *defines, const moer_router *router) {
+    moer_define(defines, "FIRST_EXPERT", router->first_expert);
+    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
+    moer_define_expert_map(defines, router);
 }
 
 /* ---- src/preset_table.c ---- */
@@ -10750,6 +11289,30 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
            (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
+/* The ranges of physical experts that the ranks hold. */
+static moe_route_status moer_layer_check_ranks(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    const uint32_t num_experts = layer->router.num_physical_experts;
+    uint32_t rank, begin = 0;
+    if (experts->num_ranks > MOER_MAX_RANKS) return moer_refuse(context, "experts.num_ranks", experts->num_ranks, "1 to 256, or 0 without ranks");
+    if (experts->num_ranks == 0 && experts->rank_experts != NULL) return moer_refuse(context, "experts.num_ranks", 0, "1 to 256 where rank_experts is given");
+    layer->num_ranks = experts->num_ranks;
+    for (rank = 0; rank < experts->num_ranks; rank++) {
+        uint32_t first, count;
+        moe_route_rank_range(num_experts, experts->num_ranks, rank, &first, &count);
+        if (experts->rank_experts != NULL) count = experts->rank_experts[rank];
+        if (count > num_experts - begin)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.rank_experts[%u] is %u; the ranks before hold %u of %u experts", (unsigned)rank, (unsigned)count, (unsigned)begin,
+                             (unsigned)num_experts);
+        layer->rank_begin[rank] = (uint16_t)begin;
+        begin += count;
+    }
+    layer->rank_begin[rank] = (uint16_t)begin;
+    if (rank != 0 && begin != num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.rank_experts adds up to %u; allowed is the number of physical experts, %u", (unsigned)begin, (unsigned)num_experts);
+    return MOE_ROUTE_OK;
+}
+
 /* Whether more than MOER_SMALL_PAIRS pairs may come. */
 static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
 
@@ -10762,7 +11325,8 @@ static moe_route_status moer_layer_check_forgotten(moe_route_layer *layer, const
 static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moe_route_context *context = layer->context;
     const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
-                         MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE;
+                         MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | MOE_ROUTE_OPERATION_DISPATCH |
+                         MOE_ROUTE_OPERATION_EXPERT_ROWS;
     const int has_gate_up = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = layer->down.format != MOE_ROUTE_FORMAT_NONE;
     uint32_t operations = desc->operations;
     moe_route_status status;
@@ -10774,17 +11338,23 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         operations = has_gate_up && has_down ? MOE_ROUTE_OPERATION_LAYER : has_gate_up || has_down ? MOE_ROUTE_OPERATION_MATMUL : MOE_ROUTE_OPERATION_ROUTE;
         if (status != MOE_ROUTE_OK) return status;
     }
-    if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) && !(has_gate_up && has_down))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
+    if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_EXPERT_ROWS)) && !(has_gate_up && has_down))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER, EXPERTS and EXPERT_ROWS need both matrices", has_gate_up ? "down" : "gate_up");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.gate_up.format and experts.down.format are 0 (NONE); operation MATMUL needs one of them");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && layer->up.format != MOE_ROUTE_FORMAT_NONE)
         return moer_refuse(context, "experts.up.format", (unsigned long long)layer->up.format, "NONE (0) with operation MATMUL, which multiplies one matrix");
-    if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE)) && layer->hidden_size == 0)
-        return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND and COMBINE");
+    if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | MOE_ROUTE_OPERATION_DISPATCH)) && layer->hidden_size == 0)
+        return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND, COMBINE and DISPATCH");
+    if ((operations & MOE_ROUTE_OPERATION_DISPATCH) && layer->num_ranks == 0) return moer_refuse(context, "experts.num_ranks", 0, "1 to 256 for operation DISPATCH");
+    if (layer->router.given_physical && (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_DISPATCH)))
+        return moer_refuse(context, "experts.num_physical_experts", desc->experts.num_physical_experts, "0 with operations LAYER, ROUTE and DISPATCH where experts.expert_map isn't given");
     layer->operations = operations;
     layer->max_tokens = desc->max_tokens != 0 ? desc->max_tokens : 16;
     if (layer->max_tokens > MOER_MAX_TOKENS) return moer_refuse(context, "max_tokens", desc->max_tokens, "1 to 1048576, or 0 for 16");
+    if (desc->sums_of_max_tokens > MOER_MAX_TOKENS) return moer_refuse(context, "sums_of_max_tokens", desc->sums_of_max_tokens, "1 to 1048576, or 0 for max_tokens");
+    layer->rows_dtype = moer_dtype_or(desc->rows_dtype, layer->dtype);
+    if (layer->rows_dtype == MOE_ROUTE_DTYPE_DEFAULT) return moer_refuse(context, "rows_dtype", (unsigned long long)desc->rows_dtype, "F32 (1), F16 (2) or BF16 (3)");
     if (desc->dependent_launch < MOE_ROUTE_AUTO || desc->dependent_launch > MOE_ROUTE_OFF)
         return moer_refuse(context, "dependent_launch", (unsigned long long)desc->dependent_launch, "AUTO (0), ON (1) or OFF (2)");
     if (desc->fused_combine < MOE_ROUTE_AUTO || desc->fused_combine > MOE_ROUTE_OFF)
@@ -10892,7 +11462,7 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
 }
 
 typedef struct moer_matmul_kind {
-    int activated, x_index, out_by_pair; /* activated: gate_up with what follows it up to h */
+    int activated, x_index, out_index; /* activated: gate_up with what follows it up to h */
     moe_route_dtype out;
     uint32_t warps;
 } moer_matmul_kind;
@@ -10909,7 +11479,6 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
     moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
     moer_define(defines, "OUT", kind->out);
     moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
-    moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
 }
 
 /* matmul.cu for small and, where the layer can meet them there, large batches. */
@@ -10919,6 +11488,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
+        moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
         moer_define(defines, "WARPS", kind->warps);
@@ -11010,27 +11580,38 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_expand, defines, &layer->expand);
 }
 
-static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
-    const int grouped = moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k);
-    const int large = moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1);
-    moer_matmul_kind kind;
+/* Whether the layer's own kernels for large batches are matmul.cu's. */
+static int moer_layer_runs_large(const moe_route_layer *layer) { return moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1); }
+
+/* x up to h: of the layer (`runs`), and of expert rows (`slots`), which go through matmul.cu whatever their number. */
+static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs, int slots) {
+    const int large = slots ? moer_layer_is_large(layer) : moer_layer_runs_large(layer);
     moe_route_status status;
+    moer_matmul_kind kind;
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
     status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, large, layer->gate_up_activated);
-    if (status == MOE_ROUTE_OK && grouped) status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
-    if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
-    if (status == MOE_ROUTE_OK && grouped) {
-        kind.activated = 0;
-        kind.x_index = 2;
+    if (status == MOE_ROUTE_OK && runs && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k))
+        status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
+    return status;
+}
+
+/* The down matmul with the combine. */
+static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
+    const int large = moer_layer_runs_large(layer);
+    moer_matmul_kind kind;
+    moe_route_status status = MOE_ROUTE_OK;
+    memset(&kind, 0, sizeof kind);
+    kind.x_index = 2;
+    if (layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (status == MOE_ROUTE_OK && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k)) {
+        kind.out = layer->dtype;
         status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
     }
     if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
-    kind.activated = 0;
-    kind.x_index = 2;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
     status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, large, layer->down_rows);
@@ -11038,12 +11619,41 @@ static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
     return status;
 }
 
+/* dispatch.cu; what it copies of x is what expand.cu does. */
+static moe_route_status moer_layer_need_dispatch(moe_route_layer *layer) {
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define(defines, "NUM_RANKS", layer->num_ranks);
+    moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
+    moer_define(defines, "UNIT", moer_expand_unit(layer));
+    moer_define(defines, "WEIGHT_BYTES", (unsigned long)moer_dtype_size(layer->router.weights_dtype));
+    moer_define_expert_map(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+}
+
+/* What follows gate_up in expert rows, with the sums of down.cu. */
+static moe_route_status moer_layer_need_slots(moe_route_layer *layer) {
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_matmul_kind kind;
+    moe_route_status status;
+    memset(&kind, 0, sizeof kind);
+    kind.x_index = 2;
+    kind.out_index = 2;
+    kind.out = layer->rows_dtype;
+    kind.warps = layer->down_parts;
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, 1, moer_layer_is_large(layer), layer->down_slots);
+    if (status != MOE_ROUTE_OK) return status;
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define_placement(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_slots, defines, &layer->slots);
+}
+
 static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_variant *variants[2]) {
     moer_matmul_kind kind;
     if (matrix->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
     memset(&kind, 0, sizeof kind);
     kind.x_index = 1;
-    kind.out_by_pair = 1;
+    kind.out_index = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(matrix);
     return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_is_large(layer), variants);
@@ -11052,21 +11662,24 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     const uint32_t operations = layer->operations;
     const int large = moer_layer_is_large(layer);
-    const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0, slots = (operations & MOE_ROUTE_OPERATION_EXPERT_ROWS) != 0;
     moe_route_status status = MOE_ROUTE_OK;
     if (operations & MOE_ROUTE_OPERATION_LAYER) status = moer_layer_need_route(layer, 1, 1, &layer->route_layer);
-    if (status == MOE_ROUTE_OK && (operations & (MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_MATMUL))) status = moer_layer_need_route(layer, 0, 1, &layer->route_given);
+    if (status == MOE_ROUTE_OK && (operations & (MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPERT_ROWS))) status = moer_layer_need_route(layer, 0, 1, &layer->route_given);
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_ROUTE)) status = moer_layer_need_route(layer, 1, 2, &layer->route_all);
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MAPS)) status = moer_layer_need_route(layer, 0, 2, &layer->maps_all);
     if (status == MOE_ROUTE_OK && ((operations & MOE_ROUTE_OPERATION_ROUTE) || (large && (operations & MOE_ROUTE_OPERATION_LAYER)))) status = moer_layer_need_topk(layer);
-    if (status == MOE_ROUTE_OK && large && (operations & ~(uint32_t)(MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE))) status = moer_layer_need_maps(layer);
-    if (status == MOE_ROUTE_OK && runs) status = moer_layer_need_experts(layer);
+    if (status == MOE_ROUTE_OK && large && (operations & ~(uint32_t)(MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | MOE_ROUTE_OPERATION_DISPATCH))) status = moer_layer_need_maps(layer);
+    if (status == MOE_ROUTE_OK && (runs || slots)) status = moer_layer_need_gate_up(layer, runs, slots);
+    if (status == MOE_ROUTE_OK && runs) status = moer_layer_need_down(layer);
+    if (status == MOE_ROUTE_OK && slots) status = moer_layer_need_slots(layer);
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MATMUL)) {
         status = moer_layer_need_plain_matmul(layer, &layer->gate_up, layer->matmul[MOE_ROUTE_MATRIX_GATE_UP]);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_plain_matmul(layer, &layer->down, layer->matmul[MOE_ROUTE_MATRIX_DOWN]);
     }
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_EXPAND)) status = moer_layer_need_expand(layer);
-    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, layer->weight_on_input, &layer->combine);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->rows_dtype, layer->weight_on_input, &layer->combine);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_DISPATCH)) status = moer_layer_need_dispatch(layer);
     return status;
 }
 
@@ -11118,6 +11731,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     const uint32_t distinct = moer_layer_max_distinct(layer, num_tokens);
     const int cpu = layer->context->device == MOE_ROUTE_DEVICE_CPU, small = num_pairs <= MOER_SMALL_PAIRS;
     const int runs = (layer->operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    const int slots = (layer->operations & MOE_ROUTE_OPERATION_EXPERT_ROWS) != 0;
     size_t columns, row_bytes = 0; /* of all rows */
     int fits = 1;
     memset(w, 0, sizeof *w);
@@ -11131,45 +11745,63 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
     else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
-    if (runs) {
-        fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-        if (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs)) {
-            /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
-            const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
-            fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
-            if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
-            fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
-        }
+    if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
+    if (runs && (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs))) {
+        /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
+        const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
+        fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
+        if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
+        fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
     }
+    if (slots) fits &= moer_workspace_take(w, num_pairs, 4, &w->slot_rows);
     if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
     return fits;
 }
 
 /* ---- creating and destroying ---- */
 
+/* The pairs that the kernels for small batches are made for: few sizes rather than the exact one, so that layers for 1 to 16
+   tokens share their variants more often. */
+static uint32_t moer_small_pairs(const moe_route_layer *layer, uint32_t max_tokens) {
+    uint32_t pairs = 32;
+    while (pairs < max_tokens * layer->router.top_k && pairs < MOER_SMALL_PAIRS) pairs *= 2;
+    return pairs;
+}
+
+/* Whether down.cu's partial sums fit into shared memory. */
+static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs * 17 * 4 <= 40960; }
+
+/* The parts that the down matmul cuts K into: enough that a block has work for its warps at one token; each at least two
+   steps long, which a warp loads together; and the partial sums of all pairs fit. */
+static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
+    if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    layer->down_parts = 4;
+    while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || !moer_parts_fit(layer->down_parts, pairs))) layer->down_parts /= 2;
+    if (layer->fused_combine && !moer_parts_fit(layer->down_parts, layer->max_pairs_small)) {
+        if (desc->fused_combine == MOE_ROUTE_ON)
+            return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: sums_of_max_tokens is %u with max_tokens %u; shared memory has no room for that with fused_combine ON",
+                             (unsigned)desc->sums_of_max_tokens, (unsigned)layer->max_tokens);
+        layer->fused_combine = 0;
+    }
+    return MOE_ROUTE_OK;
+}
+
 /* All but the variants. */
 static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moer_workspace workspace;
-    uint32_t pairs;
     moe_route_status status = moer_check_needs(layer->context, desc);
     if (status == MOE_ROUTE_OK) status = moer_router_check(layer->context, &desc->router, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_router_check_placement(layer->context, &desc->experts, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_ranks(layer, &desc->experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);
+    if (status != MOE_ROUTE_OK) return status;
+    layer->max_pairs_small = moer_small_pairs(layer, layer->max_tokens);
+    status = moer_layer_choose_parts(layer, desc);
     if (status != MOE_ROUTE_OK) return status;
     if (!moer_workspace_lay_out(layer, layer->max_tokens, &workspace))
         return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)layer->max_tokens);
-
-    /* Few sizes rather than the exact one: layers for 1 to 16 tokens then share their variants more often. */
-    pairs = layer->max_tokens * layer->router.top_k;
-    layer->max_pairs_small = 32;
-    while (layer->max_pairs_small < pairs && layer->max_pairs_small < MOER_SMALL_PAIRS) layer->max_pairs_small *= 2;
-    if (layer->down.format != MOE_ROUTE_FORMAT_NONE) {
-        /* Enough parts that a block has work for its warps at one token; each at least two steps long, which a warp loads
-           together; and the partial sums of all pairs fit into shared memory. */
-        layer->down_parts = 4;
-        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
-    }
     return MOE_ROUTE_OK;
 }
 
@@ -11356,6 +11988,7 @@ static void moer_combine_args_layer(moer_combine_args *args, const moe_route_lay
     args->y = from->y;
     args->epilogue = moer_layer_epilogue(layer, from, routing);
     args->num_tokens = from->num_tokens;
+    args->num_rows = from->num_tokens * layer->router.top_k;
 }
 
 /* The same for the combine on its own. */
@@ -11372,6 +12005,8 @@ static void moer_combine_args_given(moer_combine_args *args, const moe_route_lay
     args->epilogue.shared_weights = from->shared_output_weights;
     args->epilogue.residual = from->residual;
     args->num_tokens = from->num_tokens;
+    args->num_rows = from->num_rows != 0 ? from->num_rows : from->num_tokens * layer->router.top_k;
+    args->weighted_rows = from->weighted_rows != 0;
 }
 
 static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens) {
@@ -11406,27 +12041,35 @@ static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe
     return launch;
 }
 
-static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
-    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
-    moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, from->num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
-    moer_matmul_args *gate_up = &launch->args.matmul, *down;
-    uint32_t warps;
+/* x up to h, in row order: of the layer, whose large batches may be grouped, and of expert rows. */
+static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const moe_route_layer *layer, moe_route_address x, moe_route_address h, uint32_t num_pairs, int grouped,
+                                               const moer_routing *routing) {
+    const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
+    moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > MOER_SMALL_PAIRS], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+    moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
     gate_up->up_bias = layer->up.bias;
-    gate_up->x = from->x;
-    gate_up->out = from->workspace + w->h;
+    gate_up->x = x;
+    gate_up->out = h;
     gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
     gate_up->num_pairs = num_pairs;
     gate_up->alpha = layer->alpha;
     gate_up->up_beta = layer->up_beta;
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
+    return gate_up;
+}
 
+static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
+    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
+    moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
+    moer_launch *launch;
     if (layer->fused_combine && !large && !grouped) {
         moer_down_args *args;
+        uint32_t warps;
         moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
@@ -11541,18 +12184,23 @@ static void moer_cpu_product_begin(moer_cpu_product *product, const moe_route_la
     product->scratch = (float *)moer_host(workspace + w->scratch);
 }
 
+/* x up to h. */
+static void moer_cpu_gate_up(const moe_route_layer *layer, moe_route_address x, moe_route_address workspace, const moer_routing *routing, const moer_workspace *w) {
+    moer_cpu_product product;
+    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, workspace);
+    product.x = moer_host(x);
+    product.activated = 1;
+    product.up = layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : NULL;
+    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
+    product.out = moer_host(workspace + w->h);
+    moer_cpu_multiply(&product);
+}
+
 /* The maps are those of moer_routing_layer_maps and the expert offsets. */
 static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer_args *args, const moer_routing *routing, const moer_workspace *w) {
     moer_cpu_product product;
     moer_combine_args combine;
-    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
-    product.x = moer_host(args->x);
-    product.activated = 1;
-    product.up = layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : NULL;
-    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
-    product.out = moer_host(args->workspace + w->h);
-    moer_cpu_multiply(&product);
-
+    moer_cpu_gate_up(layer, args->x, args->workspace, routing, w);
     moer_cpu_product_begin(&product, layer, &layer->down, routing, w, args->workspace);
     product.x = moer_host(args->workspace + w->h);
     product.x_index = 2;
@@ -11562,6 +12210,19 @@ static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer
 
     moer_combine_args_layer(&combine, layer, args, routing, w);
     moer_cpu_combine(layer, &combine, MOE_ROUTE_F32);
+}
+
+/* The same maps, and the slot rows. */
+static void moer_cpu_expert_rows(const moe_route_layer *layer, const moe_route_expert_rows_args *args, const moer_routing *routing, const moer_workspace *w) {
+    moer_cpu_product product;
+    moer_cpu_gate_up(layer, args->x, args->workspace, routing, w);
+    moer_cpu_product_begin(&product, layer, &layer->down, routing, w, args->workspace);
+    product.x = moer_host(args->workspace + w->h);
+    product.x_index = 2;
+    product.out = moer_host(args->rows);
+    product.out_dtype = layer->rows_dtype;
+    product.pair_to_slot_row = (const int32_t *)moer_host(args->workspace + w->slot_rows);
+    moer_cpu_multiply(&product);
 }
 
 static void moer_cpu_matmul(const moe_route_layer *layer, const moe_route_matmul_args *args, const moer_routing *routing, const moer_workspace *w) {
@@ -11933,9 +12594,9 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
     identity = layer->router.num_identity != 0;
-    status = moer_check_address(&call, "rows", args->rows, 1, alignment);
+    status = moer_check_address(&call, "rows", args->rows, 1, moer_row_alignment(layer->hidden_size, layer->rows_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !(layer->weight_on_input || args->weighted_rows), (uint32_t)moer_dtype_size(layer->router.weights_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, identity, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, identity, alignment);
@@ -11945,11 +12606,184 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (moer_is_cpu(layer)) {
         moer_combine_args combine;
         moer_combine_args_given(&combine, layer, args);
-        moer_cpu_combine(layer, &combine, layer->dtype);
+        moer_cpu_combine(layer, &combine, layer->rows_dtype);
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;
     moer_sequence_combine(&sequence, layer, args);
+    return moer_sequence_launch(layer, &sequence, args->stream);
+}
+
+/* ---- src/ranks.c ---- */
+/*
+  ranks.c: the operations of expert parallelism: what goes to which rank, and the rows that come back. Their launches and
+  arguments, checked here; the exchange itself is the caller's. Combining what came back is an operation of operations.c.
+*/
+
+MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first, uint32_t *count) {
+    const uint32_t each = num_ranks != 0 ? num_physical_experts / num_ranks : 0, more = num_ranks != 0 ? num_physical_experts % num_ranks : 0;
+    const int exists = rank < num_ranks;
+    if (first != NULL) *first = exists ? rank * each + (rank < more ? rank : more) : num_physical_experts;
+    if (count != NULL) *count = exists ? each + (rank < more) : 0;
+}
+
+/* ---- dispatch ---- */
+
+static void moer_dispatch_args_of(moer_dispatch_args *args, const moe_route_layer *layer, const moe_route_dispatch_args *from) {
+    memset(args, 0, sizeof *args);
+    args->ids = from->ids;
+    args->weights = from->weights;
+    args->x = from->x;
+    args->num_valid_tokens = from->num_valid_tokens;
+    args->expert_map = layer->router.expert_map;
+    args->counts = from->counts;
+    args->offsets = from->offsets;
+    args->rows = from->rows;
+    args->row_ids = from->row_ids;
+    args->row_weights = from->row_weights;
+    args->row_to_token = from->row_to_token;
+    args->pair_to_row = from->pair_to_row;
+    args->pair_to_slot_row = from->pair_to_slot_row;
+    args->num_tokens = from->num_tokens;
+    args->capacity = from->capacity;
+    args->slot_capacity = from->slot_capacity != 0 ? from->slot_capacity : from->capacity * layer->router.top_k;
+    memcpy(args->rank_begin, layer->rank_begin, sizeof layer->rank_begin);
+}
+
+static void moer_sequence_dispatch(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_dispatch_args *from) {
+    const uint32_t units = (uint32_t)(layer->hidden_size * moer_dtype_size(layer->dtype)) / moer_expand_unit(layer);
+    const uint32_t height = from->num_tokens < 1 ? 1 : from->num_tokens < 512 ? from->num_tokens : 512;
+    moer_launch *launch = moer_sequence_add(sequence, layer->dispatch, 0, from->rows != 0 ? moer_divide_up(units, 256) : 1, height, 256);
+    moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+}
+
+/* The sizes of the outputs, which are numbered in 31 bits. */
+static moe_route_status moer_check_capacity(const moer_call *call, const moe_route_dispatch_args *args) {
+    const moe_route_layer *layer = call->layer;
+    const uint64_t top_k = layer->router.top_k, limit = 2147483647u / layer->num_ranks;
+    if (args->capacity * top_k > limit)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: capacity is %u; allowed is 0 to %u with %u ranks and top_k %u", call->function, (unsigned)args->capacity,
+                         (unsigned)(limit / top_k), (unsigned)layer->num_ranks, (unsigned)top_k);
+    if (args->slot_capacity > args->capacity * top_k)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: slot_capacity is %u; allowed is 0 to %u, capacity * top_k", call->function, (unsigned)args->slot_capacity,
+                         (unsigned)(args->capacity * top_k));
+    return MOE_ROUTE_OK;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, const moe_route_dispatch_args *args) {
+    moer_call call;
+    moer_sequence sequence;
+    moe_route_status status;
+    uint32_t alignment, weight_size;
+    int any;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_dispatch";
+    status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_DISPATCH, "DISPATCH");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status == MOE_ROUTE_OK) status = moer_check_capacity(&call, args);
+    if (status != MOE_ROUTE_OK) return status;
+    any = args->num_tokens != 0;
+    alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
+    weight_size = (uint32_t)moer_dtype_size(layer->router.weights_dtype);
+    status = moer_check_address(&call, "ids", args->ids, any, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, any && args->row_weights != 0, weight_size);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, any && args->rows != 0, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "counts", args->counts, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "offsets", args->offsets, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "rows", args->rows, 0, alignment);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "row_ids", args->row_ids, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "row_weights", args->row_weights, 0, weight_size);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "row_to_token", args->row_to_token, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_slot_row", args->pair_to_slot_row, 0, 4);
+    if (status != MOE_ROUTE_OK) return status;
+    if (moer_is_cpu(layer)) {
+        moer_dispatch_args dispatch;
+        moer_dispatch_args_of(&dispatch, layer, args);
+        moer_cpu_dispatch(layer, &dispatch);
+        return MOE_ROUTE_OK;
+    }
+    sequence.num_launches = 0;
+    moer_sequence_dispatch(&sequence, layer, args);
+    return moer_sequence_launch(layer, &sequence, args->stream);
+}
+
+/* ---- expert rows ---- */
+
+static void moer_slots_args_of(moer_slots_args *args, const moe_route_layer *layer, const moe_route_expert_rows_args *from, const moer_workspace *w) {
+    const uint32_t sources = from->num_sources != 0 ? from->num_sources : 1;
+    memset(args, 0, sizeof *args);
+    args->ids = from->ids;
+    args->num_valid_tokens = from->num_valid_tokens;
+    args->expert_map = layer->router.expert_map;
+    args->pair_to_slot_row = from->workspace + w->slot_rows;
+    args->num_tokens = from->num_tokens;
+    args->source_pairs = from->num_tokens / sources * layer->router.top_k;
+    args->source_rows = from->num_rows / sources;
+}
+
+static void moer_expert_rows_routing(const moe_route_expert_rows_args *args, const moer_workspace *w, moer_routing *routing) {
+    memset(routing, 0, sizeof *routing);
+    routing->ids = args->ids;
+    routing->weights = args->weights;
+    routing->num_valid_tokens = args->num_valid_tokens;
+    moer_routing_layer_maps(routing, w, args->workspace);
+}
+
+static void moer_sequence_expert_rows(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_expert_rows_args *from, const moer_routing *routing, const moer_workspace *w) {
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
+    const int large = num_pairs > MOER_SMALL_PAIRS;
+    moer_matmul_args *args;
+    moer_sequence_route(sequence, layer, layer->route_given, from->num_tokens, routing, w, from->workspace);
+    moer_slots_args_of(&moer_sequence_add(sequence, layer->slots, 0, from->num_sources != 0 ? from->num_sources : 1, 1, 512)->args.slots, layer, from, w);
+    moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, 0, routing);
+    args = &moer_sequence_add_matmul(sequence, layer, layer->down_slots[large], &layer->down, distinct, layer->down_parts)->args.matmul;
+    moer_matmul_args_matrix(args, &layer->down, &routing->maps);
+    args->pair_to_slot_row = from->workspace + w->slot_rows;
+    args->x = from->workspace + w->h;
+    args->out = from->rows;
+    args->num_pairs = num_pairs;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_expert_rows(const moe_route_layer *layer, const moe_route_expert_rows_args *args) {
+    moer_call call;
+    moer_workspace w;
+    moer_routing routing;
+    moer_sequence sequence;
+    moe_route_status status;
+    if (layer == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    call.layer = layer;
+    call.function = "moe_route_expert_rows";
+    status = moer_call_begin(&call, args, MOE_ROUTE_OPERATION_EXPERT_ROWS, "EXPERT_ROWS");
+    if (status == MOE_ROUTE_OK) status = moer_check_tokens(&call, args->num_tokens);
+    if (status != MOE_ROUTE_OK) return status;
+    if (args->num_rows > 2147483647u)
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: num_rows is %u; allowed is 0 to 2147483647", call.function, (unsigned)args->num_rows);
+    if (args->num_sources > 1 && (args->num_tokens % args->num_sources != 0 || args->num_rows % args->num_sources != 0))
+        return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "%s: num_sources is %u; allowed is a divisor of num_tokens, %u, and of num_rows, %u", call.function, (unsigned)args->num_sources,
+                         (unsigned)args->num_tokens, (unsigned)args->num_rows);
+    if (args->num_tokens == 0 || args->num_rows == 0) return MOE_ROUTE_OK;
+    status = moer_check_address(&call, "ids", args->ids, 1, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, layer->weight_on_input, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, 1, moer_row_alignment(layer->hidden_size, layer->dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "rows", args->rows, 1, moer_row_alignment(layer->hidden_size, layer->rows_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "num_valid_tokens", args->num_valid_tokens, 0, 4);
+    if (status == MOE_ROUTE_OK) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
+    if (status != MOE_ROUTE_OK) return status;
+    moer_expert_rows_routing(args, &w, &routing);
+    if (moer_is_cpu(layer)) {
+        moer_slots_args slots;
+        routing.maps.expert_offsets = args->workspace + w.expert_offsets;
+        moer_slots_args_of(&slots, layer, args, &w);
+        moer_cpu_route(layer, args->num_tokens, &routing);
+        moer_cpu_slots(&layer->router, &slots);
+        moer_cpu_expert_rows(layer, args, &routing, &w);
+        return MOE_ROUTE_OK;
+    }
+    sequence.num_launches = 0;
+    moer_sequence_expert_rows(&sequence, layer, args, &routing, &w);
     return moer_sequence_launch(layer, &sequence, args->stream);
 }
 
@@ -11964,14 +12798,19 @@ static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_
     moe_route_matmul_args matmul;
     moe_route_expand_args expand;
     moe_route_combine_args combine;
+    moe_route_dispatch_args dispatch;
+    moe_route_expert_rows_args rows;
     moer_routing routing;
     const moe_route_address given = 256;
     memset(&run, 0, sizeof run);
     memset(&matmul, 0, sizeof matmul);
     memset(&expand, 0, sizeof expand);
     memset(&combine, 0, sizeof combine);
+    memset(&dispatch, 0, sizeof dispatch);
+    memset(&rows, 0, sizeof rows);
     memset(&routing, 0, sizeof routing);
-    run.num_tokens = matmul.num_tokens = expand.num_tokens = combine.num_tokens = num_tokens;
+    run.num_tokens = matmul.num_tokens = expand.num_tokens = combine.num_tokens = dispatch.num_tokens = rows.num_tokens = num_tokens;
+    dispatch.rows = given;
     switch (operation) {
     case MOE_ROUTE_OPERATION_LAYER:
     case MOE_ROUTE_OPERATION_EXPERTS:
@@ -11995,6 +12834,13 @@ static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_COMBINE:
         moer_sequence_combine(sequence, layer, &combine);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_DISPATCH:
+        moer_sequence_dispatch(sequence, layer, &dispatch);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_EXPERT_ROWS:
+        moer_expert_rows_routing(&rows, w, &routing);
+        moer_sequence_expert_rows(sequence, layer, &rows, &routing, w);
         return MOE_ROUTE_OK;
     default:
         return MOE_ROUTE_ERROR_ARGUMENT;

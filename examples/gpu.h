@@ -7,8 +7,8 @@
       if (!gpu_open(&gpu)) printf("no GPU: %s\n", gpu.reason);
 
   gpu_open() answers 1 or 0. Every other function returns 0, or the CUDA error number with its text in gpu.reason.
-  gpu_open() makes device 0's primary context current on the calling thread; another thread calls gpu_use() first.
-  gpu_open_device() does the same with another device, a struct for each.
+  gpu_open() makes device 0's primary context current on the calling thread, gpu_open_device() another's, a struct for each;
+  another thread calls gpu_use() first.
 */
 #ifndef GPU_H
 #define GPU_H
@@ -44,6 +44,7 @@
 #endif
 
 #define GPU_ERROR_NOT_FOUND 500 /* CUDA_ERROR_NOT_FOUND: this driver lacks the function */
+#define GPU_NOT_READY 600       /* CUDA_ERROR_NOT_READY: no error; gpu_stream_query() alone returns it */
 
 typedef unsigned long long gpu_address;    /* CUdeviceptr */
 typedef struct CUctx_st *gpu_context;      /* CUcontext */
@@ -81,6 +82,8 @@ typedef struct gpu_device {
     int(GPU_CALL *cuStreamDestroy)(gpu_stream);
     int(GPU_CALL *cuStreamSynchronize)(gpu_stream);
     /* From here on NULL where the driver lacks them, so that a small stand-in for the driver will do. */
+    int(GPU_CALL *cuStreamQuery)(gpu_stream);
+    int(GPU_CALL *cuStreamWaitEvent)(gpu_stream, gpu_event, unsigned int);
     int(GPU_CALL *cuEventCreate)(gpu_event *, unsigned int);
     int(GPU_CALL *cuEventDestroy)(gpu_event);
     int(GPU_CALL *cuEventRecord)(gpu_event, gpu_stream);
@@ -126,6 +129,8 @@ static const gpu_symbol gpu_symbols[] = {
     {"cuStreamCreate", offsetof(gpu_device, cuStreamCreate), 1},
     {"cuStreamDestroy_v2", offsetof(gpu_device, cuStreamDestroy), 1},
     {"cuStreamSynchronize", offsetof(gpu_device, cuStreamSynchronize), 1},
+    {"cuStreamQuery", offsetof(gpu_device, cuStreamQuery), 0},
+    {"cuStreamWaitEvent", offsetof(gpu_device, cuStreamWaitEvent), 0},
     {"cuEventCreate", offsetof(gpu_device, cuEventCreate), 0},
     {"cuEventDestroy_v2", offsetof(gpu_device, cuEventDestroy), 0},
     {"cuEventRecord", offsetof(gpu_device, cuEventRecord), 0},
@@ -193,7 +198,7 @@ GPU_FUNCTION int gpu_missing(gpu_device *gpu, const char *call) {
     return GPU_ERROR_NOT_FOUND;
 }
 
-/* Retains the primary context of device number `which` and makes it current. 1, or 0 without such a GPU: gpu->reason says why. */
+/* Retains a device's primary context and makes it current. 1, or 0 without such a GPU: gpu->reason says why. */
 GPU_FUNCTION int gpu_open_device(gpu_device *gpu, int which) {
     memset(gpu, 0, sizeof *gpu);
     if (!gpu_load(gpu)) return 0;
@@ -202,6 +207,10 @@ GPU_FUNCTION int gpu_open_device(gpu_device *gpu, int which) {
     if (gpu_result(gpu, "cuDeviceGetCount", gpu->cuDeviceGetCount(&gpu->count))) return 0;
     if (gpu->count < 1) {
         snprintf(gpu->reason, sizeof gpu->reason, "the NVIDIA driver sees no GPU");
+        return 0;
+    }
+    if (which >= gpu->count) {
+        snprintf(gpu->reason, sizeof gpu->reason, "device %d isn't there: the NVIDIA driver sees %d", which, gpu->count);
         return 0;
     }
     if (gpu_result(gpu, "cuDeviceGet", gpu->cuDeviceGet(&gpu->ordinal, which))) return 0;
@@ -285,6 +294,14 @@ GPU_FUNCTION int gpu_stream_synchronize(gpu_device *gpu, gpu_stream stream) {
     return gpu_result(gpu, "cuStreamSynchronize", gpu->cuStreamSynchronize(stream));
 }
 
+/* 0 when the stream's work is done, GPU_NOT_READY when it isn't. */
+GPU_FUNCTION int gpu_stream_query(gpu_device *gpu, gpu_stream stream) {
+    int result;
+    if (!gpu->cuStreamQuery) return gpu_missing(gpu, "cuStreamQuery");
+    result = gpu->cuStreamQuery(stream);
+    return result == GPU_NOT_READY ? result : gpu_result(gpu, "cuStreamQuery", result);
+}
+
 GPU_FUNCTION int gpu_stream_destroy(gpu_device *gpu, gpu_stream stream) {
     return stream ? gpu_result(gpu, "cuStreamDestroy", gpu->cuStreamDestroy(stream)) : 0;
 }
@@ -300,6 +317,12 @@ GPU_FUNCTION int gpu_event_create(gpu_device *gpu, gpu_event *event) {
 GPU_FUNCTION int gpu_event_record(gpu_device *gpu, gpu_event event, gpu_stream stream) {
     if (!gpu->cuEventRecord) return gpu_missing(gpu, "cuEventRecord");
     return gpu_result(gpu, "cuEventRecord", gpu->cuEventRecord(event, stream));
+}
+
+/* What is put on the stream from now on waits for the event. */
+GPU_FUNCTION int gpu_event_await(gpu_device *gpu, gpu_event event, gpu_stream stream) {
+    if (!gpu->cuStreamWaitEvent) return gpu_missing(gpu, "cuStreamWaitEvent");
+    return gpu_result(gpu, "cuStreamWaitEvent", gpu->cuStreamWaitEvent(stream, event, 0));
 }
 
 /* Waits for `end`. */

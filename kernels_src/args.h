@@ -80,6 +80,7 @@ typedef struct moer_matmul_args {
     MOER_ADDRESS(const int) distinct_count;
     MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */
+    MOER_ADDRESS(const int) pair_to_slot_row;  /* [T * k], where out is indexed by it; -1: not to be written */
     MOER_ADDRESS(const void) router_weights;   /* [T, k], where they go on the input */
     MOER_ADDRESS(const void) next_data;        /* of the matrix that the next kernel multiplies, to be brought into L2 */
     MOER_ADDRESS(const void) next_scales;
@@ -126,10 +127,44 @@ typedef struct moer_expand_args {
 
 /* combine.cu */
 typedef struct moer_combine_args {
-    MOER_ADDRESS(const void) rows;            /* [T * k, H] */
+    MOER_ADDRESS(const void) rows;            /* [num_rows, H] */
     MOER_ADDRESS(const int) pair_to_row;      /* [T * k], or null: rows are in pair order */
     MOER_ADDRESS(const void) router_weights;  /* [T, k]; null where nothing needs them */
     MOER_ADDRESS(void) y;                     /* [T, H] */
     moer_epilogue epilogue;
     unsigned int num_tokens;
+    unsigned int num_rows;
+    unsigned int weighted_rows;               /* 1: the rows have the router's weight already */
 } moer_combine_args;
+
+/* dispatch.cu */
+#define MOER_MAX_RANKS 256
+typedef struct moer_dispatch_args {
+    MOER_ADDRESS(const int) ids;              /* [T, k] */
+    MOER_ADDRESS(const void) weights;         /* [T, k] */
+    MOER_ADDRESS(const void) x;               /* [T, H] */
+    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
+    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */
+    MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */
+    MOER_ADDRESS(void) rows;                  /* [rows, H] */
+    MOER_ADDRESS(int) row_ids;                /* [rows, k] */
+    MOER_ADDRESS(void) row_weights;           /* [rows, k] */
+    MOER_ADDRESS(int) row_to_token;           /* [rows] */
+    MOER_ADDRESS(int) pair_to_row;            /* [T * k] */
+    MOER_ADDRESS(int) pair_to_slot_row;       /* [T * k] */
+    unsigned int num_tokens;
+    unsigned int capacity, slot_capacity;     /* of a rank; 0: exact sizes */
+    unsigned short rank_begin[MOER_MAX_RANKS + 4]; /* [N + 1]: first physical expert of each rank, then the end */
+} moer_dispatch_args;
+
+/* slots.cu */
+typedef struct moer_slots_args {
+    MOER_ADDRESS(const int) ids;              /* [T, k] */
+    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
+    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
+    MOER_ADDRESS(int) pair_to_slot_row;       /* [T * k] */
+    unsigned int num_tokens;
+    unsigned int source_pairs;                /* of each source: T * k / S */
+    unsigned int source_rows;                 /* that each source has room for */
+} moer_slots_args;

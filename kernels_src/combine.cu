@@ -3,7 +3,7 @@
   adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.
 
   Constants: those of epilogue.h; HIDDEN; K, slots a token; ROWS_DTYPE, OUT (dtypes); WEIGHT_ON_INPUT: the rows have the
-  router's weight already; VECTOR, columns a thread, a divisor of HIDDEN.
+  router's weight already, as they may by the arguments; VECTOR, columns a thread, a divisor of HIDDEN.
   Grid: (blocks of 128 threads over HIDDEN / VECTOR, tokens in steps of the grid's height).
 */
 #include "device.h"
@@ -19,7 +19,7 @@ KERNEL(moe_route_combine, 128, moer_combine_args) {
     let_next_kernel_start();
     const u32 column = (block_index_x() * 128 + thread_index()) * VECTOR;
     if (column >= HIDDEN) return;
-    const u32 num_pairs = a.num_tokens * K, num_valid = valid_tokens(a.epilogue.num_valid_tokens, a.num_tokens);
+    const u32 num_valid = valid_tokens(a.epilogue.num_valid_tokens, a.num_tokens);
     for (u32 token = block_index_y(); token < a.num_tokens; token += grid_blocks_y()) {
         const u64 at = (u64)token * HIDDEN + column;
         float sum[VECTOR];
@@ -34,15 +34,15 @@ KERNEL(moe_route_combine, 128, moer_combine_args) {
                 for (u32 j = 0; j < BATCH; j++) {
                     const u32 pair = token * K + (K % BATCH == 0 || first + j < K ? first + j : K - 1);
                     row[j] = a.pair_to_row ? (u32)a.pair_to_row[pair] : pair;
-                    weight[j] = WEIGHT_ON_INPUT ? 1.0f : router_weight(a.router_weights, pair);
+                    weight[j] = WEIGHT_ON_INPUT || a.weighted_rows ? 1.0f : router_weight(a.router_weights, pair);
                 }
 #pragma unroll
                 for (u32 j = 0; j < BATCH; j++) /* a row that doesn't exist: another one, which isn't used */
-                    load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)(row[j] < num_pairs ? row[j] : 0) * HIDDEN + column, value[j]);
+                    load_vector<ROWS_DTYPE, VECTOR>(a.rows, (u64)(row[j] < a.num_rows ? row[j] : 0) * HIDDEN + column, value[j]);
 #pragma unroll
                 for (u32 j = 0; j < BATCH; j++) {
                     if (K % BATCH != 0 && first + j >= K) continue;
-                    if (row[j] >= num_pairs) {
+                    if (row[j] >= a.num_rows) {
                         add_identity<OUT>(a.epilogue, a.router_weights, token * K + first + j, at, sum);
                         continue;
                     }

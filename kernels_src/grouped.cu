@@ -13,7 +13,7 @@
   weights in L2. Each block finds its expert by counting tiles over the distinct experts: those without rows have none, and one with
   all rows is as good as any. The grid has room for the most tiles that may be; blocks beyond the last tile end.
 
-  Constants: those of grouped.h; GATED, INTERLEAVED, UP_APART, ACTIVATION, CLAMP, WEIGHT_ON_INPUT, BIAS, OUT, K, X_INDEX, OUT_BY_PAIR
+  Constants: those of grouped.h; GATED, INTERLEAVED, UP_APART, ACTIVATION, CLAMP, WEIGHT_ON_INPUT, BIAS, OUT, K, X_INDEX
   as in matmul.cu; WEIGHT_ON_OUTPUT; WEIGHTS, dtype of either weights; RESIDENT_BLOCKS, how many share a multiprocessor.
   Grid: column tiles * (pairs / TILE_ROWS + distinct experts, at most).
 */
@@ -140,9 +140,9 @@ DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, const fl
         for (u32 i = 0; i < 4; i += 2) { /* rows g and g + 8 of the fragment */
             const u32 row = p.base + (m * 2 + warp / WARPS_ACROSS) * 16 + i * 4 + (lane >> 2);
             if (row >= p.end_row) continue;
-            const u32 pair = OUT_BY_PAIR || WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT ? (u32)a.row_to_pair[row] : row;
+            const u32 pair = WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT ? (u32)a.row_to_pair[row] : row;
             const float weight = WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT ? load_value(a.router_weights, pair, WEIGHTS) : 1.0f;
-            const u64 at = (u64)(OUT_BY_PAIR ? pair : row) * COLUMNS;
+            const u64 at = (u64)row * COLUMNS;
 #pragma unroll
             for (u32 j = 0; j < COLUMN_FRAGMENTS; j += GATED ? 2 : 1) {
                 const u32 n = (warp % WARPS_ACROSS * COLUMN_FRAGMENTS + j) * 8, up = (j + GATED) % COLUMN_FRAGMENTS;
@@ -164,13 +164,6 @@ DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, const fl
         }
 }
 
-/* The pairs that no expert here serves. */
-DEVICE void clear_other_pairs(const moer_matmul_args &a) {
-    const u64 threads = (u64)grid_blocks_x() * GROUPED_THREADS;
-    for (u64 i = (u64)block_index_x() * GROUPED_THREADS + thread_index(); i < (u64)a.num_pairs * COLUMNS; i += threads)
-        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);
-}
-
 template <class Rows, class Weights>
 DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {
     if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);
@@ -182,7 +175,6 @@ KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_
     SHARED(u32, weights, WEIGHT_STAGES * FILL_WORDS);
     wait_for_previous_kernels();
     let_next_kernel_start();
-    if (OUT_BY_PAIR) clear_other_pairs(a);
     tile_place p;
     if (!find_tile(a, rows, block_index_x() / COLUMN_TILES, p)) return;
     p.first_column = block_index_x() % COLUMN_TILES * TILE_COLUMNS;

@@ -16,7 +16,8 @@
   Constants: those of tile.h; GATED; INTERLEAVED, order of gate and up; UP_APART, 1: up is a matrix of its own, with N = I; ACTIVATION, moe_route_activation + 1, and CLAMP, as in
   activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);
   K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);
-  OUT_ORDER: the order of a row of out, X_ORDER of its reader; OUT_BY_PAIR: out is indexed by pair, and pairs without a row are set to 0; WARPS, a block's, up to 8; RESIDENT_BLOCKS, how many share a multiprocessor;
+  OUT_ORDER: the order of a row of out, X_ORDER of its reader; OUT_INDEX: out is indexed by row (0), by pair, pairs without a row being
+  set to 0 (1), or by pair_to_slot_row (2); WARPS, a block's, up to 8; RESIDENT_BLOCKS, how many share a multiprocessor;
   ROW_BLOCKS. Grid: any number of blocks.
 */
 #include "device.h"
@@ -158,7 +159,9 @@ DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &part
     for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += FINISHERS * 32) {
         const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = p.tile * TILE_COLUMNS + c;
         if (row >= p.end_row || column >= COLUMNS) continue;
-        const u32 pair = OUT_BY_PAIR || WEIGHT_ON_INPUT ? (u32)a.row_to_pair[row] : row;
+        const u32 pair = OUT_INDEX || WEIGHT_ON_INPUT ? (u32)a.row_to_pair[row] : row;
+        const int at = OUT_INDEX == 2 ? a.pair_to_slot_row[pair] : (int)(OUT_INDEX ? pair : row);
+        if (OUT_INDEX == 2 && at < 0) continue;
         float value = 0.0f, up = 0.0f;
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
@@ -175,7 +178,7 @@ DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &part
             if (BIAS) up = f32_add(up, load_value(UP_APART ? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c + 8), BIAS));
             value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
         }
-        store_value(a.out, (u64)(OUT_BY_PAIR ? pair : row) * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);
+        store_value(a.out, (u64)(u32)at * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);
     }
 }
 
@@ -229,7 +232,7 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
     range.begin = block_index_x() * share + (block_index_x() < rest ? block_index_x() : rest);
     range.end = range.begin + share + (block_index_x() < rest);
     if (range.begin == range.end) range.end = 0; /* nothing is inside */
-    if (OUT_BY_PAIR) clear_other_pairs(a);
+    if (OUT_INDEX == 1) clear_other_pairs(a);
 
     place next = {};
     weight_stream<X_HOW, WARPS> stream;

@@ -407,7 +407,13 @@ typedef struct moe_route_experts {
                                          many as there are before a -1; token t uses number t modulo that count. The weights,
                                          first_expert and num_local_experts, and the maps then speak of physical experts */
     uint32_t expert_map_columns;      /* with expert_map: 1 to 64; default 1 */
-    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights */
+    uint32_t num_physical_experts;    /* with expert_map: 1 to 2048; default as many as have weights. Without it: the ids that this
+                                         layer is given are physical experts already, 0 to num_physical_experts - 1, as
+                                         moe_route_dispatch() sends them (and expert_load counts those below E); not with
+                                         operations LAYER, ROUTE and DISPATCH */
+    uint32_t num_ranks;               /* operation DISPATCH: the ranks that hold the physical experts, in ranges; 1 to 256 */
+    const uint32_t *rank_experts;     /* [num_ranks]: how many each of them holds, 0 or more, all together. NULL: as
+                                         moe_route_rank_range() says. Read while the layer is created, not kept */
 } moe_route_experts;
 
 /* --------------------------------------------------------------------------------------------------------------------
@@ -421,7 +427,9 @@ typedef enum moe_route_operation {
     MOE_ROUTE_OPERATION_MATMUL = 8,  /* moe_route_matmul */
     MOE_ROUTE_OPERATION_EXPAND = 16, /* moe_route_expand */
     MOE_ROUTE_OPERATION_COMBINE = 32,/* moe_route_combine */
-    MOE_ROUTE_OPERATION_EXPERTS = 64 /* moe_route_layer_run with given ids and weights */
+    MOE_ROUTE_OPERATION_EXPERTS = 64,/* moe_route_layer_run with given ids and weights */
+    MOE_ROUTE_OPERATION_DISPATCH = 128,   /* moe_route_dispatch */
+    MOE_ROUTE_OPERATION_EXPERT_ROWS = 256 /* moe_route_expert_rows */
 } moe_route_operation;
 
 typedef enum moe_route_switch { MOE_ROUTE_AUTO = 0, MOE_ROUTE_ON = 1, MOE_ROUTE_OFF = 2 } moe_route_switch;
@@ -450,6 +458,10 @@ typedef struct moe_route_layer_desc {
                                           AUTO: on from SM90 on */
     moe_route_switch fused_combine;    /* down matmul and combine in one kernel. AUTO: on while T * k is at most 512.
                                           ON: required, which bounds max_tokens. OFF: two kernels */
+    moe_route_dtype rows_dtype;        /* of the rows that COMBINE reads and EXPERT_ROWS writes; default the experts' dtype */
+    uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
+                                          layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
+                                          Where that leaves no room for the fused combine, AUTO means OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -579,14 +591,16 @@ typedef struct moe_route_expand_args {
 MOE_ROUTE_API moe_route_status moe_route_expand(const moe_route_layer *layer, const moe_route_expand_args *args);
 
 /* Combine (finalize): y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, accumulated in
-   f32; a pair whose row is outside 0 to T * k - 1 is left out, or adds weights[t, j] * x[t] for an identity expert. Then
+   f32; a pair whose row is outside 0 to num_rows - 1 is left out, or adds weights[t, j] * x[t] for an identity expert. Then
    shared expert and residual as in moe_route_layer_args. */
 typedef struct moe_route_combine_args {
     uint32_t num_tokens;
-    moe_route_address rows;        /* [T * k, H] */
-    moe_route_address pair_to_row; /* int32 [T * k], from the maps. 0: rows are in pair order */
-    moe_route_address weights;     /* [T, k] of the router's weights_dtype. With weight_on_input the rows have them already:
-                                      only identity experts need them */
+    moe_route_address rows;        /* [num_rows, H] of rows_dtype */
+    uint32_t num_rows;             /* 0: T * k */
+    moe_route_address pair_to_row; /* int32 [T * k], from the maps or from moe_route_dispatch(). 0: rows are in pair order */
+    moe_route_address weights;     /* [T, k] of the router's weights_dtype. Where the rows have them already only identity
+                                      experts need them */
+    int32_t weighted_rows;         /* 1: they have, and so with weight_on_input; each row is added as it is */
     moe_route_address y;           /* [T, H] */
     moe_route_address ids;         /* int32 [T, k] and */
     moe_route_address x;           /* [T, H], needed and read where the layer adds identity experts */
@@ -598,6 +612,86 @@ typedef struct moe_route_combine_args {
 } moe_route_combine_args;
 
 MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, const moe_route_combine_args *args);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Expert parallelism: what stands between the router, the exchange of tokens, and the experts of N ranks
+
+   A rank routes its own tokens, packs what each other rank needs (moe_route_dispatch), and exchanges it, which is the
+   caller's (NCCL's all-to-all, say). For the tokens that it received it runs its experts, in one of two ways, and sends
+   the results back the same way; combining them in slot order needs no atomics:
+
+     slot rows   moe_route_expert_rows() gives a row for each slot, moe_route_combine() adds them with pair_to_slot_row.
+                 With rows_dtype F32 the bits of y are those of one GPU that has all experts, in calls with T * k up to 512,
+                 whatever the number of ranks and of tokens, where the layers agree on sums_of_max_tokens. (Larger calls of
+                 that one GPU round as moe_route_layer_args says, unless activations are f32; expert rows never do.) With
+                 16-bit rows they are still the same for every number of ranks, and y, before it is rounded, is within 2^-8
+                 (BF16) or 2^-11 (F16) of the sum of |weights[t, j] * rows[j]| of that
+     sums        moe_route_layer_run() with ids and weights gives a row for each token, the sum of its slots here;
+                 moe_route_combine() adds them with pair_to_row and weighted_rows. Less to send; the order of the sum then
+                 depends on which rank has which expert: within as much, and k * 2^-23 more for the f32 additions, where
+                 a rank's call has T * k up to 512
+
+   docs/expert_parallelism.md shows the whole; examples/expert_parallel.c is a program.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+/* The physical experts of a rank where experts.rank_experts isn't given: *first to *first + *count - 1. As even as can be,
+   the first ranks hold one more. *count is 0 for a rank without experts, and where rank is not below num_ranks. */
+MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first,
+                                        uint32_t *count);
+
+/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch.
+
+   A token is a row of every rank that holds an expert of it, once, in the order of tokens; a slot row is a slot that such
+   a rank serves, in the order of pairs. Ids out of range, of identity and skip experts, and padding go nowhere. Each
+   output is optional.
+
+   Exact sizes (capacity 0): the rows of rank r are offsets[r][0] to offsets[r + 1][0] - 1, without gaps; there are at most
+   T * min(k, N), and T * k slot rows. Whoever sends reads the counts first.
+   Fixed sizes (capacity C): they begin at r * C, and the N * C rows can be sent as they are, also from a graph. Rows that
+   don't exist have id -1 and weight 0, row_to_token -1, and nothing is written to their x. Slot rows begin at
+   r * slot_capacity. What doesn't fit isn't sent and contributes nothing: counts tell (with C = T and slot_capacity 0
+   everything fits). */
+typedef struct moe_route_dispatch_args {
+    uint32_t num_tokens;
+    moe_route_address ids;              /* int32 [T, k] */
+    moe_route_address weights;          /* [T, k] of weights_dtype, where row_weights is given */
+    moe_route_address x;                /* [T, H], where rows is given */
+    moe_route_address num_valid_tokens; /* as in moe_route_layer_args */
+    uint32_t capacity;                  /* C, 0 or more; 0: exact sizes */
+    uint32_t slot_capacity;             /* with C: slot rows of a rank, at most C * k; 0: C * k */
+    moe_route_address counts;           /* int32 [N, 2]: rows and slot rows of each rank, with those that don't fit */
+    moe_route_address offsets;          /* int32 [N + 1, 2]: first row and first slot row of each rank, then the end */
+    moe_route_address rows;             /* [N * C or T * min(k, N), H]: x of each row */
+    moe_route_address row_ids;          /* int32 [N * C or T * min(k, N), k]: physical experts; -1 in slots of other ranks */
+    moe_route_address row_weights;      /* [N * C or T * min(k, N), k] of weights_dtype; 0 in slots of other ranks */
+    moe_route_address row_to_token;     /* int32 [N * C or T * min(k, N)] */
+    moe_route_address pair_to_row;      /* int32 [T * k]: the row of the token at the rank of the pair, for the first slot that has
+                                           it; -1 for its other slots and for pairs that weren't sent */
+    moe_route_address pair_to_slot_row; /* int32 [T * k]: -1 for pairs that weren't sent */
+    moe_route_stream stream;
+} moe_route_dispatch_args;
+
+MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, const moe_route_dispatch_args *args);
+
+/* Expert rows: the layer for given ids, before the weights and without the sum over slots: a row down[e] @ h + down_bias[e]
+   for each pair of a local expert, in the order of pairs. They are the slot rows of the rank that the tokens came from. A row
+   has the same bits in every batch, of whatever size. */
+typedef struct moe_route_expert_rows_args {
+    uint32_t num_tokens;
+    moe_route_address ids;              /* int32 [T, k] */
+    moe_route_address weights;          /* [T, k] of weights_dtype, needed with weight_on_input */
+    moe_route_address x;                /* [T, H] */
+    moe_route_address rows;             /* [num_rows, H] of rows_dtype; rows without a pair aren't written */
+    uint32_t num_rows;                  /* at most 2147483647. Pairs beyond aren't written */
+    uint32_t num_sources;               /* S, a divisor of T and num_rows; 0: 1. Tokens s * T / S and on came from source s, and their
+                                           rows begin at s * num_rows / S: S is N with fixed sizes, and 1 with exact ones */
+    moe_route_address num_valid_tokens; /* as in moe_route_layer_args */
+    moe_route_address workspace;
+    size_t workspace_size;
+    moe_route_stream stream;
+} moe_route_expert_rows_args;
+
+MOE_ROUTE_API moe_route_status moe_route_expert_rows(const moe_route_layer *layer, const moe_route_expert_rows_args *args);
 
 /* --------------------------------------------------------------------------------------------------------------------
    Presets: a layer's description from the model's config.json

@@ -21,18 +21,23 @@ static void moer_cpu_product_begin(moer_cpu_product *product, const moe_route_la
     product->scratch = (float *)moer_host(workspace + w->scratch);
 }
 
+/* x up to h. */
+static void moer_cpu_gate_up(const moe_route_layer *layer, moe_route_address x, moe_route_address workspace, const moer_routing *routing, const moer_workspace *w) {
+    moer_cpu_product product;
+    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, workspace);
+    product.x = moer_host(x);
+    product.activated = 1;
+    product.up = layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : NULL;
+    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
+    product.out = moer_host(workspace + w->h);
+    moer_cpu_multiply(&product);
+}
+
 /* The maps are those of moer_routing_layer_maps and the expert offsets. */
 static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer_args *args, const moer_routing *routing, const moer_workspace *w) {
     moer_cpu_product product;
     moer_combine_args combine;
-    moer_cpu_product_begin(&product, layer, &layer->gate_up, routing, w, args->workspace);
-    product.x = moer_host(args->x);
-    product.activated = 1;
-    product.up = layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : NULL;
-    product.input_weights = layer->weight_on_input ? moer_host(routing->weights) : NULL;
-    product.out = moer_host(args->workspace + w->h);
-    moer_cpu_multiply(&product);
-
+    moer_cpu_gate_up(layer, args->x, args->workspace, routing, w);
     moer_cpu_product_begin(&product, layer, &layer->down, routing, w, args->workspace);
     product.x = moer_host(args->workspace + w->h);
     product.x_index = 2;
@@ -42,6 +47,19 @@ static void moer_cpu_experts(const moe_route_layer *layer, const moe_route_layer
 
     moer_combine_args_layer(&combine, layer, args, routing, w);
     moer_cpu_combine(layer, &combine, MOE_ROUTE_F32);
+}
+
+/* The same maps, and the slot rows. */
+static void moer_cpu_expert_rows(const moe_route_layer *layer, const moe_route_expert_rows_args *args, const moer_routing *routing, const moer_workspace *w) {
+    moer_cpu_product product;
+    moer_cpu_gate_up(layer, args->x, args->workspace, routing, w);
+    moer_cpu_product_begin(&product, layer, &layer->down, routing, w, args->workspace);
+    product.x = moer_host(args->workspace + w->h);
+    product.x_index = 2;
+    product.out = moer_host(args->rows);
+    product.out_dtype = layer->rows_dtype;
+    product.pair_to_slot_row = (const int32_t *)moer_host(args->workspace + w->slot_rows);
+    moer_cpu_multiply(&product);
 }
 
 static void moer_cpu_matmul(const moe_route_layer *layer, const moe_route_matmul_args *args, const moer_routing *routing, const moer_workspace *w) {

@@ -9,14 +9,19 @@ static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_
     moe_route_matmul_args matmul;
     moe_route_expand_args expand;
     moe_route_combine_args combine;
+    moe_route_dispatch_args dispatch;
+    moe_route_expert_rows_args rows;
     moer_routing routing;
     const moe_route_address given = 256;
     memset(&run, 0, sizeof run);
     memset(&matmul, 0, sizeof matmul);
     memset(&expand, 0, sizeof expand);
     memset(&combine, 0, sizeof combine);
+    memset(&dispatch, 0, sizeof dispatch);
+    memset(&rows, 0, sizeof rows);
     memset(&routing, 0, sizeof routing);
-    run.num_tokens = matmul.num_tokens = expand.num_tokens = combine.num_tokens = num_tokens;
+    run.num_tokens = matmul.num_tokens = expand.num_tokens = combine.num_tokens = dispatch.num_tokens = rows.num_tokens = num_tokens;
+    dispatch.rows = given;
     switch (operation) {
     case MOE_ROUTE_OPERATION_LAYER:
     case MOE_ROUTE_OPERATION_EXPERTS:
@@ -40,6 +45,13 @@ static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_COMBINE:
         moer_sequence_combine(sequence, layer, &combine);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_DISPATCH:
+        moer_sequence_dispatch(sequence, layer, &dispatch);
+        return MOE_ROUTE_OK;
+    case MOE_ROUTE_OPERATION_EXPERT_ROWS:
+        moer_expert_rows_routing(&rows, w, &routing);
+        moer_sequence_expert_rows(sequence, layer, &rows, &routing, w);
         return MOE_ROUTE_OK;
     default:
         return MOE_ROUTE_ERROR_ARGUMENT;

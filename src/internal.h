@@ -212,7 +212,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 25 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 29 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -286,6 +286,7 @@ typedef struct moer_router {
     uint32_t expert_map_columns, num_physical_experts;
     uint32_t first_expert, num_local_experts; /* physical */
     uint32_t num_identity, first_identity;    /* experts without weights that this layer adds, and the id of the first */
+    int given_physical;                       /* given ids are physical experts */
 } moer_router;
 
 /* Whether a rule drops whole groups. */
@@ -341,7 +342,7 @@ struct moe_route_layer {
     moer_router router;
     moer_matrix gate_up, down, up; /* up: where it is a matrix of its own, and gate_up the gate alone */
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
-    moe_route_dtype dtype;
+    moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     moe_route_activation activation;
@@ -350,12 +351,15 @@ struct moe_route_layer {
     uint32_t max_tokens, operations;
     uint32_t max_pairs_small; /* MAX_PAIRS of the kernels for small batches */
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
+    uint32_t num_ranks;
+    uint16_t rank_begin[MOER_MAX_RANKS + 1]; /* first physical expert of each rank, then the end */
     /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
     const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
-    const moer_variant *combine, *expand;
+    const moer_variant *combine, *expand, *dispatch, *slots;
+    const moer_variant *down_slots[2];
     moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
     uint32_t num_variants;
@@ -365,7 +369,8 @@ struct moe_route_layer {
 typedef struct moer_workspace {
     size_t ids, weights, row_to_pair, pair_to_row, row_to_expert, distinct_experts, distinct_offsets, distinct_count;
     size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
-    size_t h, partial;                                    /* fused layer */
+    size_t h, partial;                                    /* fused layer, and h of expert rows */
+    size_t slot_rows;                                     /* expert rows: of each pair */
     size_t scratch;                                       /* CPU */
     size_t size;
 } moer_workspace;
@@ -391,6 +396,8 @@ typedef struct moer_launch {
         moer_down_args down;
         moer_expand_args expand;
         moer_combine_args combine;
+        moer_dispatch_args dispatch;
+        moer_slots_args slots;
     } args;
 } moer_launch;
 
@@ -416,6 +423,9 @@ static void moer_cpu_topk(const moer_router *router, const moer_routing *routing
 /* One row as numbers: of GGUF blocks, and of any matrix. */
 static void moer_cpu_gguf_row(moe_route_format format, const unsigned char *blocks, uint32_t inner, float *values);
 static void moer_cpu_decode_row(const moer_matrix *matrix, size_t expert, size_t row, float *values);
+/* dispatch.cu and slots.cu over the same arguments. */
+static void moer_cpu_dispatch(const moe_route_layer *layer, const moer_dispatch_args *args);
+static void moer_cpu_slots(const moer_router *router, const moer_slots_args *args);
 /* Every map that isn't null. */
 static void moer_cpu_maps(const moer_router *router, const int32_t *ids, uint32_t num_tokens, uint32_t num_valid, const moer_maps_out *maps);
 

@@ -185,6 +185,30 @@ static int moer_uses_tensor_cores(const moe_route_layer *layer, const moer_matri
            (layer->dtype == MOE_ROUTE_BF16 && matrix->format == MOE_ROUTE_FORMAT_BF16);
 }
 
+/* The ranges of physical experts that the ranks hold. */
+static moe_route_status moer_layer_check_ranks(moe_route_layer *layer, const moe_route_experts *experts) {
+    moe_route_context *context = layer->context;
+    const uint32_t num_experts = layer->router.num_physical_experts;
+    uint32_t rank, begin = 0;
+    if (experts->num_ranks > MOER_MAX_RANKS) return moer_refuse(context, "experts.num_ranks", experts->num_ranks, "1 to 256, or 0 without ranks");
+    if (experts->num_ranks == 0 && experts->rank_experts != NULL) return moer_refuse(context, "experts.num_ranks", 0, "1 to 256 where rank_experts is given");
+    layer->num_ranks = experts->num_ranks;
+    for (rank = 0; rank < experts->num_ranks; rank++) {
+        uint32_t first, count;
+        moe_route_rank_range(num_experts, experts->num_ranks, rank, &first, &count);
+        if (experts->rank_experts != NULL) count = experts->rank_experts[rank];
+        if (count > num_experts - begin)
+            return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.rank_experts[%u] is %u; the ranks before hold %u of %u experts", (unsigned)rank, (unsigned)count, (unsigned)begin,
+                             (unsigned)num_experts);
+        layer->rank_begin[rank] = (uint16_t)begin;
+        begin += count;
+    }
+    layer->rank_begin[rank] = (uint16_t)begin;
+    if (rank != 0 && begin != num_experts)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.rank_experts adds up to %u; allowed is the number of physical experts, %u", (unsigned)begin, (unsigned)num_experts);
+    return MOE_ROUTE_OK;
+}
+
 /* Whether more than MOER_SMALL_PAIRS pairs may come. */
 static int moer_layer_is_large(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > MOER_SMALL_PAIRS; }
 
@@ -197,7 +221,8 @@ static moe_route_status moer_layer_check_forgotten(moe_route_layer *layer, const
 static moe_route_status moer_layer_check_operations(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moe_route_context *context = layer->context;
     const uint32_t all = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS |
-                         MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE;
+                         MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | MOE_ROUTE_OPERATION_DISPATCH |
+                         MOE_ROUTE_OPERATION_EXPERT_ROWS;
     const int has_gate_up = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE, has_down = layer->down.format != MOE_ROUTE_FORMAT_NONE;
     uint32_t operations = desc->operations;
     moe_route_status status;
@@ -209,17 +234,23 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         operations = has_gate_up && has_down ? MOE_ROUTE_OPERATION_LAYER : has_gate_up || has_down ? MOE_ROUTE_OPERATION_MATMUL : MOE_ROUTE_OPERATION_ROUTE;
         if (status != MOE_ROUTE_OK) return status;
     }
-    if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) && !(has_gate_up && has_down))
-        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER and EXPERTS need both matrices", has_gate_up ? "down" : "gate_up");
+    if ((operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_EXPERT_ROWS)) && !(has_gate_up && has_down))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.%s.format is 0 (NONE); operations LAYER, EXPERTS and EXPERT_ROWS need both matrices", has_gate_up ? "down" : "gate_up");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && !has_gate_up && !has_down)
         return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "layer: experts.gate_up.format and experts.down.format are 0 (NONE); operation MATMUL needs one of them");
     if ((operations & MOE_ROUTE_OPERATION_MATMUL) && layer->up.format != MOE_ROUTE_FORMAT_NONE)
         return moer_refuse(context, "experts.up.format", (unsigned long long)layer->up.format, "NONE (0) with operation MATMUL, which multiplies one matrix");
-    if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE)) && layer->hidden_size == 0)
-        return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND and COMBINE");
+    if ((operations & (MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | MOE_ROUTE_OPERATION_DISPATCH)) && layer->hidden_size == 0)
+        return moer_refuse(context, "experts.hidden_size", 0, "1 to 65536 for operations EXPAND, COMBINE and DISPATCH");
+    if ((operations & MOE_ROUTE_OPERATION_DISPATCH) && layer->num_ranks == 0) return moer_refuse(context, "experts.num_ranks", 0, "1 to 256 for operation DISPATCH");
+    if (layer->router.given_physical && (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_DISPATCH)))
+        return moer_refuse(context, "experts.num_physical_experts", desc->experts.num_physical_experts, "0 with operations LAYER, ROUTE and DISPATCH where experts.expert_map isn't given");
     layer->operations = operations;
     layer->max_tokens = desc->max_tokens != 0 ? desc->max_tokens : 16;
     if (layer->max_tokens > MOER_MAX_TOKENS) return moer_refuse(context, "max_tokens", desc->max_tokens, "1 to 1048576, or 0 for 16");
+    if (desc->sums_of_max_tokens > MOER_MAX_TOKENS) return moer_refuse(context, "sums_of_max_tokens", desc->sums_of_max_tokens, "1 to 1048576, or 0 for max_tokens");
+    layer->rows_dtype = moer_dtype_or(desc->rows_dtype, layer->dtype);
+    if (layer->rows_dtype == MOE_ROUTE_DTYPE_DEFAULT) return moer_refuse(context, "rows_dtype", (unsigned long long)desc->rows_dtype, "F32 (1), F16 (2) or BF16 (3)");
     if (desc->dependent_launch < MOE_ROUTE_AUTO || desc->dependent_launch > MOE_ROUTE_OFF)
         return moer_refuse(context, "dependent_launch", (unsigned long long)desc->dependent_launch, "AUTO (0), ON (1) or OFF (2)");
     if (desc->fused_combine < MOE_ROUTE_AUTO || desc->fused_combine > MOE_ROUTE_OFF)
@@ -327,7 +358,7 @@ static void moer_define_tile(char *defines, const moe_route_layer *layer, const 
 }
 
 typedef struct moer_matmul_kind {
-    int activated, x_index, out_by_pair; /* activated: gate_up with what follows it up to h */
+    int activated, x_index, out_index; /* activated: gate_up with what follows it up to h */
     moe_route_dtype out;
     uint32_t warps;
 } moer_matmul_kind;
@@ -344,7 +375,6 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
     moer_define(defines, "WEIGHTS", weighs ? layer->router.weights_dtype : MOE_ROUTE_F32);
     moer_define(defines, "OUT", kind->out);
     moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
-    moer_define(defines, "OUT_BY_PAIR", (unsigned long)kind->out_by_pair);
 }
 
 /* matmul.cu for small and, where the layer can meet them there, large batches. */
@@ -354,6 +384,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
+        moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
         moer_define(defines, "WARPS", kind->warps);
@@ -445,27 +476,38 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_expand, defines, &layer->expand);
 }
 
-static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
-    const int grouped = moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k);
-    const int large = moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1);
-    moer_matmul_kind kind;
+/* Whether the layer's own kernels for large batches are matmul.cu's. */
+static int moer_layer_runs_large(const moe_route_layer *layer) { return moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1); }
+
+/* x up to h: of the layer (`runs`), and of expert rows (`slots`), which go through matmul.cu whatever their number. */
+static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs, int slots) {
+    const int large = slots ? moer_layer_is_large(layer) : moer_layer_runs_large(layer);
     moe_route_status status;
+    moer_matmul_kind kind;
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
     status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, large, layer->gate_up_activated);
-    if (status == MOE_ROUTE_OK && grouped) status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
-    if (status == MOE_ROUTE_OK && layer->fused_combine) status = moer_layer_need_down_fused(layer);
-    if (status == MOE_ROUTE_OK && grouped) {
-        kind.activated = 0;
-        kind.x_index = 2;
+    if (status == MOE_ROUTE_OK && runs && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k))
+        status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
+    return status;
+}
+
+/* The down matmul with the combine. */
+static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
+    const int large = moer_layer_runs_large(layer);
+    moer_matmul_kind kind;
+    moe_route_status status = MOE_ROUTE_OK;
+    memset(&kind, 0, sizeof kind);
+    kind.x_index = 2;
+    if (layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (status == MOE_ROUTE_OK && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k)) {
+        kind.out = layer->dtype;
         status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
     }
     if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
-    kind.activated = 0;
-    kind.x_index = 2;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
     status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, large, layer->down_rows);
@@ -473,12 +515,41 @@ static moe_route_status moer_layer_need_experts(moe_route_layer *layer) {
     return status;
 }
 
+/* dispatch.cu; what it copies of x is what expand.cu does. */
+static moe_route_status moer_layer_need_dispatch(moe_route_layer *layer) {
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define(defines, "NUM_RANKS", layer->num_ranks);
+    moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
+    moer_define(defines, "UNIT", moer_expand_unit(layer));
+    moer_define(defines, "WEIGHT_BYTES", (unsigned long)moer_dtype_size(layer->router.weights_dtype));
+    moer_define_expert_map(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+}
+
+/* What follows gate_up in expert rows, with the sums of down.cu. */
+static moe_route_status moer_layer_need_slots(moe_route_layer *layer) {
+    char defines[MOER_DEFINES_MAX] = "";
+    moer_matmul_kind kind;
+    moe_route_status status;
+    memset(&kind, 0, sizeof kind);
+    kind.x_index = 2;
+    kind.out_index = 2;
+    kind.out = layer->rows_dtype;
+    kind.warps = layer->down_parts;
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, 1, moer_layer_is_large(layer), layer->down_slots);
+    if (status != MOE_ROUTE_OK) return status;
+    moer_define(defines, "K", layer->router.top_k);
+    moer_define_placement(defines, &layer->router);
+    return moer_layer_need(layer, &moer_family_slots, defines, &layer->slots);
+}
+
 static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_variant *variants[2]) {
     moer_matmul_kind kind;
     if (matrix->format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
     memset(&kind, 0, sizeof kind);
     kind.x_index = 1;
-    kind.out_by_pair = 1;
+    kind.out_index = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(matrix);
     return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_is_large(layer), variants);
@@ -487,21 +558,24 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
     const uint32_t operations = layer->operations;
     const int large = moer_layer_is_large(layer);
-    const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    const int runs = (operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0, slots = (operations & MOE_ROUTE_OPERATION_EXPERT_ROWS) != 0;
     moe_route_status status = MOE_ROUTE_OK;
     if (operations & MOE_ROUTE_OPERATION_LAYER) status = moer_layer_need_route(layer, 1, 1, &layer->route_layer);
-    if (status == MOE_ROUTE_OK && (operations & (MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_MATMUL))) status = moer_layer_need_route(layer, 0, 1, &layer->route_given);
+    if (status == MOE_ROUTE_OK && (operations & (MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_MATMUL | MOE_ROUTE_OPERATION_EXPERT_ROWS))) status = moer_layer_need_route(layer, 0, 1, &layer->route_given);
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_ROUTE)) status = moer_layer_need_route(layer, 1, 2, &layer->route_all);
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MAPS)) status = moer_layer_need_route(layer, 0, 2, &layer->maps_all);
     if (status == MOE_ROUTE_OK && ((operations & MOE_ROUTE_OPERATION_ROUTE) || (large && (operations & MOE_ROUTE_OPERATION_LAYER)))) status = moer_layer_need_topk(layer);
-    if (status == MOE_ROUTE_OK && large && (operations & ~(uint32_t)(MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE))) status = moer_layer_need_maps(layer);
-    if (status == MOE_ROUTE_OK && runs) status = moer_layer_need_experts(layer);
+    if (status == MOE_ROUTE_OK && large && (operations & ~(uint32_t)(MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | MOE_ROUTE_OPERATION_DISPATCH))) status = moer_layer_need_maps(layer);
+    if (status == MOE_ROUTE_OK && (runs || slots)) status = moer_layer_need_gate_up(layer, runs, slots);
+    if (status == MOE_ROUTE_OK && runs) status = moer_layer_need_down(layer);
+    if (status == MOE_ROUTE_OK && slots) status = moer_layer_need_slots(layer);
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_MATMUL)) {
         status = moer_layer_need_plain_matmul(layer, &layer->gate_up, layer->matmul[MOE_ROUTE_MATRIX_GATE_UP]);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_plain_matmul(layer, &layer->down, layer->matmul[MOE_ROUTE_MATRIX_DOWN]);
     }
     if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_EXPAND)) status = moer_layer_need_expand(layer);
-    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->dtype, layer->weight_on_input, &layer->combine);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_COMBINE)) status = moer_layer_need_combine(layer, layer->rows_dtype, layer->weight_on_input, &layer->combine);
+    if (status == MOE_ROUTE_OK && (operations & MOE_ROUTE_OPERATION_DISPATCH)) status = moer_layer_need_dispatch(layer);
     return status;
 }
 
@@ -553,6 +627,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     const uint32_t distinct = moer_layer_max_distinct(layer, num_tokens);
     const int cpu = layer->context->device == MOE_ROUTE_DEVICE_CPU, small = num_pairs <= MOER_SMALL_PAIRS;
     const int runs = (layer->operations & (MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS)) != 0;
+    const int slots = (layer->operations & MOE_ROUTE_OPERATION_EXPERT_ROWS) != 0;
     size_t columns, row_bytes = 0; /* of all rows */
     int fits = 1;
     memset(w, 0, sizeof *w);
@@ -566,45 +641,63 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
     else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
-    if (runs) {
-        fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-        if (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs)) {
-            /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
-            const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
-            fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
-            if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
-            fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
-        }
+    if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
+    if (runs && (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs))) {
+        /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
+        const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
+        fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
+        if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
+        fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
     }
+    if (slots) fits &= moer_workspace_take(w, num_pairs, 4, &w->slot_rows);
     if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
     return fits;
 }
 
 /* ---- creating and destroying ---- */
 
+/* The pairs that the kernels for small batches are made for: few sizes rather than the exact one, so that layers for 1 to 16
+   tokens share their variants more often. */
+static uint32_t moer_small_pairs(const moe_route_layer *layer, uint32_t max_tokens) {
+    uint32_t pairs = 32;
+    while (pairs < max_tokens * layer->router.top_k && pairs < MOER_SMALL_PAIRS) pairs *= 2;
+    return pairs;
+}
+
+/* Whether down.cu's partial sums fit into shared memory. */
+static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs * 17 * 4 <= 40960; }
+
+/* The parts that the down matmul cuts K into: enough that a block has work for its warps at one token; each at least two
+   steps long, which a warp loads together; and the partial sums of all pairs fit. */
+static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
+    if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    layer->down_parts = 4;
+    while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || !moer_parts_fit(layer->down_parts, pairs))) layer->down_parts /= 2;
+    if (layer->fused_combine && !moer_parts_fit(layer->down_parts, layer->max_pairs_small)) {
+        if (desc->fused_combine == MOE_ROUTE_ON)
+            return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: sums_of_max_tokens is %u with max_tokens %u; shared memory has no room for that with fused_combine ON",
+                             (unsigned)desc->sums_of_max_tokens, (unsigned)layer->max_tokens);
+        layer->fused_combine = 0;
+    }
+    return MOE_ROUTE_OK;
+}
+
 /* All but the variants. */
 static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     moer_workspace workspace;
-    uint32_t pairs;
     moe_route_status status = moer_check_needs(layer->context, desc);
     if (status == MOE_ROUTE_OK) status = moer_router_check(layer->context, &desc->router, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_router_check_placement(layer->context, &desc->experts, &layer->router);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_experts(layer, &desc->experts);
+    if (status == MOE_ROUTE_OK) status = moer_layer_check_ranks(layer, &desc->experts);
     if (status == MOE_ROUTE_OK) status = moer_layer_check_operations(layer, desc);
+    if (status != MOE_ROUTE_OK) return status;
+    layer->max_pairs_small = moer_small_pairs(layer, layer->max_tokens);
+    status = moer_layer_choose_parts(layer, desc);
     if (status != MOE_ROUTE_OK) return status;
     if (!moer_workspace_lay_out(layer, layer->max_tokens, &workspace))
         return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)layer->max_tokens);
-
-    /* Few sizes rather than the exact one: layers for 1 to 16 tokens then share their variants more often. */
-    pairs = layer->max_tokens * layer->router.top_k;
-    layer->max_pairs_small = 32;
-    while (layer->max_pairs_small < pairs && layer->max_pairs_small < MOER_SMALL_PAIRS) layer->max_pairs_small *= 2;
-    if (layer->down.format != MOE_ROUTE_FORMAT_NONE) {
-        /* Enough parts that a block has work for its warps at one token; each at least two steps long, which a warp loads
-           together; and the partial sums of all pairs fit into shared memory. */
-        layer->down_parts = 4;
-        while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || layer->down_parts * layer->max_pairs_small * 17 * 4 > 40960)) layer->down_parts /= 2;
-    }
     return MOE_ROUTE_OK;
 }
 

@@ -355,9 +355,9 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (status != MOE_ROUTE_OK || args->num_tokens == 0) return status;
     alignment = moer_row_alignment(layer->hidden_size, layer->dtype);
     identity = layer->router.num_identity != 0;
-    status = moer_check_address(&call, "rows", args->rows, 1, alignment);
+    status = moer_check_address(&call, "rows", args->rows, 1, moer_row_alignment(layer->hidden_size, layer->rows_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
-    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !layer->weight_on_input, (uint32_t)moer_dtype_size(layer->router.weights_dtype));
+    if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "weights", args->weights, identity || !(layer->weight_on_input || args->weighted_rows), (uint32_t)moer_dtype_size(layer->router.weights_dtype));
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "y", args->y, 1, alignment);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "ids", args->ids, identity, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "x", args->x, identity, alignment);
@@ -367,7 +367,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
     if (moer_is_cpu(layer)) {
         moer_combine_args combine;
         moer_combine_args_given(&combine, layer, args);
-        moer_cpu_combine(layer, &combine, layer->dtype);
+        moer_cpu_combine(layer, &combine, layer->rows_dtype);
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;

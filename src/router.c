@@ -221,8 +221,13 @@ static moe_route_status moer_router_check_placement(moe_route_context *context, 
         if (router->expert_map_columns > MOER_MAX_REPLICAS) return moer_refuse(context, "experts.expert_map_columns", from->expert_map_columns, "1 to 64, or 0 for 1");
         if (from->num_physical_experts > MOER_MAX_EXPERTS) return moer_refuse(context, "experts.num_physical_experts", from->num_physical_experts, "1 to 2048, or 0 for the router's");
         if (from->num_physical_experts != 0) router->num_physical_experts = from->num_physical_experts;
-    } else if (from->expert_map_columns != 0 || from->num_physical_experts != 0) {
-        return moer_refuse(context, "experts.expert_map", 0, "an address where expert_map_columns or num_physical_experts is given");
+    } else if (from->expert_map_columns != 0) {
+        return moer_refuse(context, "experts.expert_map", 0, "an address where expert_map_columns is given");
+    } else if (from->num_physical_experts != 0) {
+        if (from->num_physical_experts > MOER_MAX_EXPERTS) return moer_refuse(context, "experts.num_physical_experts", from->num_physical_experts, "1 to 2048, or 0 for the router's");
+        router->given_physical = 1;
+        router->num_physical_experts = from->num_physical_experts;
+        router->num_identity = 0; /* they aren't physical experts */
     }
     router->first_expert = from->first_expert;
     if (router->first_expert >= router->num_physical_experts)
@@ -270,11 +275,16 @@ static void moer_define_router(char *defines, const moer_router *router) {
     if (router->score == MOE_ROUTE_SCORE_CUSTOM && defines[0] != '!' && !moer_append(defines, MOER_DEFINES_MAX, " SCORE_EXPRESSION=%s", router->score_expression)) defines[0] = '!';
 }
 
-/* The constants of placement.h, and which physical experts are local. */
-static void moer_define_placement(char *defines, const moer_router *router) {
-    moer_define(defines, "FIRST_EXPERT", router->first_expert);
-    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
+/* The constants of placement.h. */
+static void moer_define_expert_map(char *defines, const moer_router *router) {
     if (router->expert_map_columns == 0) return;
     moer_define(defines, "MAP_COLUMNS", router->expert_map_columns);
     moer_define(defines, "PLACED_EXPERTS", router->num_experts - router->num_skip_experts - router->num_identity);
+}
+
+/* The same, and which physical experts are local. */
+static void moer_define_placement(char *defines, const moer_router *router) {
+    moer_define(defines, "FIRST_EXPERT", router->first_expert);
+    moer_define(defines, "LOCAL_EXPERTS", router->num_local_experts);
+    moer_define_expert_map(defines, router);
 }

@@ -133,6 +133,7 @@ static void moer_combine_args_layer(moer_combine_args *args, const moe_route_lay
     args->y = from->y;
     args->epilogue = moer_layer_epilogue(layer, from, routing);
     args->num_tokens = from->num_tokens;
+    args->num_rows = from->num_tokens * layer->router.top_k;
 }
 
 /* The same for the combine on its own. */
@@ -149,6 +150,8 @@ static void moer_combine_args_given(moer_combine_args *args, const moe_route_lay
     args->epilogue.shared_weights = from->shared_output_weights;
     args->epilogue.residual = from->residual;
     args->num_tokens = from->num_tokens;
+    args->num_rows = from->num_rows != 0 ? from->num_rows : from->num_tokens * layer->router.top_k;
+    args->weighted_rows = from->weighted_rows != 0;
 }
 
 static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens) {
@@ -183,27 +186,35 @@ static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe
     return launch;
 }
 
-static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
-    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
-    moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, from->num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[large], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
-    moer_matmul_args *gate_up = &launch->args.matmul, *down;
-    uint32_t warps;
+/* x up to h, in row order: of the layer, whose large batches may be grouped, and of expert rows. */
+static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const moe_route_layer *layer, moe_route_address x, moe_route_address h, uint32_t num_pairs, int grouped,
+                                               const moer_routing *routing) {
+    const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
+    moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > MOER_SMALL_PAIRS], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+    moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
     gate_up->up_bias = layer->up.bias;
-    gate_up->x = from->x;
-    gate_up->out = from->workspace + w->h;
+    gate_up->x = x;
+    gate_up->out = h;
     gate_up->router_weights = layer->weight_on_input ? routing->weights : 0;
     gate_up->num_pairs = num_pairs;
     gate_up->alpha = layer->alpha;
     gate_up->up_beta = layer->up_beta;
     gate_up->up_offset = layer->up_offset;
     gate_up->clamp = layer->clamp;
+    return gate_up;
+}
 
+static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
+    const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
+    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
+    moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
+    moer_launch *launch;
     if (layer->fused_combine && !large && !grouped) {
         moer_down_args *args;
+        uint32_t warps;
         moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;

@@ -13,6 +13,8 @@ static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_r
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
+static const moer_family moer_family_dispatch = {"dispatch", "dispatch.cu", {"moe_route_dispatch", NULL, NULL}};
+static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_slots", NULL, NULL}};
 
 /* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
 static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {

@@ -73,7 +73,10 @@ static void compile_layers(compilation *c, moe_route_context *context) {
         desc.experts.gate_up.bias = desc.experts.down.bias = layer_cases[i].spec.bias_dtype != MOE_ROUTE_DTYPE_DEFAULT ? 256 : 0;
         desc.max_tokens = 200;
         desc.operations = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_EXPAND | MOE_ROUTE_OPERATION_COMBINE | (i < 7 ? MOE_ROUTE_OPERATION_MATMUL : 0);
-        if (i == 6) desc.operations = 127; /* every variant that a layer can hold */
+        if (i == 6) { /* every variant that a layer can hold */
+            desc.operations = 511;
+            desc.experts.num_ranks = 3;
+        }
         snprintf(what, sizeof what, "layer %u", i);
         if (!small_size || layer_cases[i].in_small) compile_layer(c, context, &desc, what);
     }
@@ -85,6 +88,36 @@ static void compile_layers(compilation *c, moe_route_context *context) {
         desc.operations = MOE_ROUTE_OPERATION_LAYER | MOE_ROUTE_OPERATION_COMBINE;
         snprintf(what, sizeof what, "choices %u", i);
         if (!small_size || choice_cases[i].in_small) compile_layer(c, context, &desc, what);
+    }
+    for (i = 0; i < NUM_CASES(dispatch_cases); i++) {
+        const dispatch_case *d = &dispatch_cases[i];
+        memset(&desc, 0, sizeof desc);
+        desc.router.num_experts = d->num_experts;
+        desc.router.top_k = d->top_k;
+        desc.router.weights_dtype = d->weights_dtype;
+        desc.experts.hidden_size = d->hidden_size;
+        desc.experts.dtype = d->dtype;
+        desc.experts.num_identity_experts = d->num_identity;
+        desc.experts.num_ranks = d->num_ranks;
+        desc.experts.expert_map = d->columns ? 256 : 0;
+        desc.experts.expert_map_columns = d->columns;
+        desc.experts.num_physical_experts = d->num_physical;
+        desc.rows_dtype = MOE_ROUTE_F32;
+        desc.operations = MOE_ROUTE_OPERATION_DISPATCH | MOE_ROUTE_OPERATION_COMBINE;
+        snprintf(what, sizeof what, "dispatch %u", i);
+        if (!small_size || d->in_small) compile_layer(c, context, &desc, what);
+    }
+    for (i = 0; i < NUM_CASES(ranks_cases); i++) {
+        model_describe(&ranks_cases[i].spec, &desc);
+        desc.experts.gate_up.bias = desc.experts.down.bias = ranks_cases[i].spec.bias_dtype != MOE_ROUTE_DTYPE_DEFAULT ? 256 : 0;
+        desc.experts.num_identity_experts = 0;
+        desc.experts.num_physical_experts = desc.router.num_experts + ranks_cases[i].replicas;
+        desc.experts.num_local_experts = 1;
+        desc.max_tokens = 200;
+        desc.rows_dtype = MOE_ROUTE_F32;
+        desc.operations = MOE_ROUTE_OPERATION_EXPERTS | MOE_ROUTE_OPERATION_EXPERT_ROWS;
+        snprintf(what, sizeof what, "ranks %u", i);
+        if (!small_size || ranks_cases[i].in_small) compile_layer(c, context, &desc, what);
     }
     for (i = 0; i < NUM_CASES(format_cases); i++) {
         const format_case *f = &format_cases[i];

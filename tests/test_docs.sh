@@ -25,7 +25,8 @@ compiles() {
           cat "$work/block"
           echo 'return 0; }'; } >"$work/code.c"
     else
-        cp "$work/block" "$work/code.c"
+        { grep -q '^#include "moe_route.h"' "$work/block" || echo '#include "moe_route.h"'
+          cat "$work/block"; } >"$work/code.c"
     fi
     if ! grep -q "$3" "$work/block"; then
         echo "$2 has no C with $3" >"$work/found"
@@ -36,6 +37,7 @@ compiles() {
 }
 compiles readme_c_compiles README.md moe_route_layer_run ""
 compiles operating_c_compiles docs/operating.md moe_route_pack_save "moe_route_layer_desc *layers, int num_layers"
+compiles expert_parallelism_c_compiles docs/expert_parallelism.md moe_route_dispatch ""
 compiles tuning_c_compiles docs/tuning.md moe_route_plan_text "const moe_route_layer *layer, uint32_t num_tokens"
 
 # ---- links, without those to other sites ----

@@ -83,6 +83,7 @@ typedef struct refusal {
 } refusal;
 
 #define ARGUMENT MOE_ROUTE_ERROR_ARGUMENT
+static const uint32_t five_and_two[] = {5, 2, 4294967295u};
 static const refusal refusals[] = {
     {ROUTER, {SET(router.num_experts, 0), NONE}, ARGUMENT, {"router.num_experts is 0", "1 to 2048"}, 0},
     {ROUTER, {SET(router.num_experts, 2049), NONE}, ARGUMENT, {"router.num_experts is 2049", "1 to 2048"}, 0},
@@ -182,7 +183,7 @@ static const refusal refusals[] = {
     {INT8, {SET(experts.gate_up.scales, 8193), NONE}, ARGUMENT, {"experts.gate_up.scales is 0x2001", "multiple of 2"}, 0},
     {INT8, {SET(experts.down.scales, 8194), SET(experts.down.scales_dtype, MOE_ROUTE_F32)}, ARGUMENT, {"experts.down.scales is 0x2002", "multiple of 4"}, 0},
     {ROUTER, {SET(max_tokens, 1048577), NONE}, ARGUMENT, {"max_tokens is 1048577", "1 to 1048576"}, 0},
-    {ROUTER, {SET(operations, 128), NONE}, ARGUMENT, {"operations is 128", "moe_route_operation"}, 0},
+    {ROUTER, {SET(operations, 512), NONE}, ARGUMENT, {"operations is 512", "moe_route_operation"}, 0},
     {ROUTER, {SET(operations, 0x80000002u), NONE}, ARGUMENT, {"operations is 2147483650", "moe_route_operation"}, 0},
     {BF16, {SET(operations, MOE_ROUTE_OPERATION_LAYER), SET(experts.down.format, 0)}, ARGUMENT, {"experts.down.format is 0", "LAYER"}, 0},
     {BF16, {SET(operations, 0), SET(experts.down.format, 0)}, ARGUMENT, {"experts.down.format is 0", "data are given"}, 0},
@@ -192,6 +193,18 @@ static const refusal refusals[] = {
     {ROUTER, {SET(operations, MOE_ROUTE_OPERATION_MATMUL), NONE}, ARGUMENT, {"experts.gate_up.format", "MATMUL"}, 0},
     {ROUTER, {SET(operations, MOE_ROUTE_OPERATION_EXPAND), NONE}, ARGUMENT, {"experts.hidden_size is 0", "EXPAND"}, 0},
     {ROUTER, {SET(operations, MOE_ROUTE_OPERATION_COMBINE), NONE}, ARGUMENT, {"experts.hidden_size is 0", "COMBINE"}, 0},
+    {ROUTER, {SET(operations, MOE_ROUTE_OPERATION_DISPATCH), SET(experts.num_ranks, 2)}, ARGUMENT, {"experts.hidden_size is 0", "DISPATCH"}, 0},
+    {BF16, {SET(operations, MOE_ROUTE_OPERATION_DISPATCH), NONE}, ARGUMENT, {"experts.num_ranks is 0", "DISPATCH"}, 0},
+    {BF16, {SET(operations, MOE_ROUTE_OPERATION_EXPERT_ROWS), SET(experts.down.format, 0)}, ARGUMENT, {"experts.down.format is 0", "EXPERT_ROWS"}, 0},
+    {ROUTER, {SET(experts.num_ranks, 257), NONE}, ARGUMENT, {"experts.num_ranks is 257", "1 to 256"}, 0},
+    {ROUTER, {SET(experts.rank_experts, (uintptr_t)five_and_two), NONE}, ARGUMENT, {"experts.num_ranks is 0", "rank_experts"}, 0},
+    {ROUTER, {SET(experts.rank_experts, (uintptr_t)five_and_two), SET(experts.num_ranks, 2)}, ARGUMENT, {"experts.rank_experts adds up to 7", "8"}, 0},
+    {ROUTER, {SET(experts.rank_experts, (uintptr_t)five_and_two), SET(experts.num_ranks, 3)}, ARGUMENT, {"experts.rank_experts[2] is 4294967295", "7 of 8"}, 0},
+    {ROUTER, {SET(experts.num_physical_experts, 2049), NONE}, ARGUMENT, {"experts.num_physical_experts is 2049", "1 to 2048"}, 0},
+    {ROUTER, {SET(experts.num_physical_experts, 8), SET(operations, MOE_ROUTE_OPERATION_ROUTE)}, ARGUMENT, {"experts.num_physical_experts is 8", "ROUTE"}, 0},
+    {ROUTER, {SET(experts.expert_map_columns, 1), NONE}, ARGUMENT, {"experts.expert_map is 0", "expert_map_columns"}, 0},
+    {ROUTER, {SET(rows_dtype, 4), NONE}, ARGUMENT, {"rows_dtype is 4", "F32 (1)"}, 0},
+    {ROUTER, {SET(sums_of_max_tokens, 1048577), NONE}, ARGUMENT, {"sums_of_max_tokens is 1048577", "1 to 1048576"}, 0},
     {ROUTER, {SET(dependent_launch, 3), NONE}, ARGUMENT, {"dependent_launch is 3", "OFF (2)"}, 0},
     {ROUTER, {SET(fused_combine, 3), NONE}, ARGUMENT, {"fused_combine is 3", "OFF (2)"}, 0},
     {BF16, {SET(fused_combine, MOE_ROUTE_ON), SET(max_tokens, 257)}, ARGUMENT, {"fused_combine is ON with max_tokens 257", "up to 512"}, 0},
@@ -309,12 +322,15 @@ typedef union any_args {
     moe_route_matmul_args matmul;
     moe_route_expand_args expand;
     moe_route_combine_args combine;
+    moe_route_dispatch_args dispatch;
+    moe_route_expert_rows_args expert_rows;
 } any_args;
 
-typedef enum function { LAYER, GIVEN, ROUTE, MAPS, MATMUL, EXPAND, COMBINE, NUM_FUNCTIONS } function;
-static const char *const operation_names[] = {"LAYER", "EXPERTS", "ROUTE", "MAPS", "MATMUL", "EXPAND", "COMBINE"};
+typedef enum function { LAYER, GIVEN, ROUTE, MAPS, MATMUL, EXPAND, COMBINE, DISPATCH, EXPERT_ROWS, NUM_FUNCTIONS } function;
+static const char *const operation_names[] = {"LAYER", "EXPERTS", "ROUTE", "MAPS", "MATMUL", "EXPAND", "COMBINE", "DISPATCH", "EXPERT_ROWS"};
 static const uint32_t operation_bits[] = {MOE_ROUTE_OPERATION_LAYER, MOE_ROUTE_OPERATION_EXPERTS, MOE_ROUTE_OPERATION_ROUTE, MOE_ROUTE_OPERATION_MAPS,
-                                          MOE_ROUTE_OPERATION_MATMUL, MOE_ROUTE_OPERATION_EXPAND, MOE_ROUTE_OPERATION_COMBINE};
+                                          MOE_ROUTE_OPERATION_MATMUL, MOE_ROUTE_OPERATION_EXPAND, MOE_ROUTE_OPERATION_COMBINE,
+                                          MOE_ROUTE_OPERATION_DISPATCH, MOE_ROUTE_OPERATION_EXPERT_ROWS};
 
 static moe_route_status call(function which, const moe_route_layer *layer, const any_args *args) {
     switch (which) {
@@ -324,6 +340,8 @@ static moe_route_status call(function which, const moe_route_layer *layer, const
     case MAPS: return moe_route_maps(layer, args ? &args->maps : NULL);
     case MATMUL: return moe_route_matmul(layer, args ? &args->matmul : NULL);
     case EXPAND: return moe_route_expand(layer, args ? &args->expand : NULL);
+    case DISPATCH: return moe_route_dispatch(layer, args ? &args->dispatch : NULL);
+    case EXPERT_ROWS: return moe_route_expert_rows(layer, args ? &args->expert_rows : NULL);
     default: return moe_route_combine(layer, args ? &args->combine : NULL);
     }
 }
@@ -377,6 +395,31 @@ static void fill_args(function which, const memory *m, any_args *args) {
         args->expand.x = m->x.address;
         args->expand.row_to_pair = m->pairs.address;
         args->expand.rows = m->out_rows.address;
+        return;
+    case DISPATCH:
+        args->dispatch.num_tokens = TOKENS;
+        args->dispatch.ids = m->ids.address;
+        args->dispatch.weights = m->values.address;
+        args->dispatch.x = m->x.address;
+        args->dispatch.counts = m->out_maps.address;
+        args->dispatch.offsets = m->out_maps.address + MAP_BYTES;
+        args->dispatch.rows = m->out_rows.address;
+        args->dispatch.row_ids = m->out_maps.address + 2 * MAP_BYTES;
+        args->dispatch.row_weights = m->out_maps.address + 3 * MAP_BYTES;
+        args->dispatch.row_to_token = m->out_maps.address + 4 * MAP_BYTES;
+        args->dispatch.pair_to_row = m->out_ids.address;
+        args->dispatch.pair_to_slot_row = m->out_values.address;
+        return;
+    case EXPERT_ROWS:
+        args->expert_rows.num_tokens = TOKENS;
+        args->expert_rows.ids = m->ids.address;
+        args->expert_rows.weights = m->values.address;
+        args->expert_rows.x = m->x.address;
+        args->expert_rows.rows = m->out_rows.address;
+        args->expert_rows.num_rows = PAIRS;
+        args->expert_rows.num_sources = TOKENS;
+        args->expert_rows.workspace = workspace;
+        args->expert_rows.workspace_size = m->workspace_size;
         return;
     default:
         args->combine.num_tokens = TOKENS;
@@ -490,6 +533,39 @@ static const call_refusal call_refusals[] = {
     {COMBINE, MOVE(combine, shared_output_weights, 2), "shared_output_weights"},
     {COMBINE, MOVE(combine, residual, 2), "residual"},
     {COMBINE, TO(combine, num_valid_tokens, 4097), "num_valid_tokens"},
+    {DISPATCH, TO(dispatch, num_tokens, 17), "num_tokens"},
+    {DISPATCH, TO(dispatch, capacity, 536870912u), "capacity"},
+    {DISPATCH, TO(dispatch, slot_capacity, 1), "slot_capacity"},
+    {DISPATCH, ZERO(dispatch, ids), "ids"},
+    {DISPATCH, MOVE(dispatch, ids, 2), "ids"},
+    {DISPATCH, ZERO(dispatch, weights), "weights"},
+    {DISPATCH, MOVE(dispatch, weights, 2), "weights"},
+    {DISPATCH, ZERO(dispatch, x), "x"},
+    {DISPATCH, MOVE(dispatch, x, 8), "x"},
+    {DISPATCH, TO(dispatch, num_valid_tokens, 4098), "num_valid_tokens"},
+    {DISPATCH, MOVE(dispatch, counts, 2), "counts"},
+    {DISPATCH, MOVE(dispatch, offsets, 2), "offsets"},
+    {DISPATCH, MOVE(dispatch, rows, 8), "rows"},
+    {DISPATCH, MOVE(dispatch, row_ids, 2), "row_ids"},
+    {DISPATCH, MOVE(dispatch, row_weights, 2), "row_weights"},
+    {DISPATCH, MOVE(dispatch, row_to_token, 2), "row_to_token"},
+    {DISPATCH, MOVE(dispatch, pair_to_row, 2), "pair_to_row"},
+    {DISPATCH, MOVE(dispatch, pair_to_slot_row, 2), "pair_to_slot_row"},
+    {EXPERT_ROWS, TO(expert_rows, num_tokens, 17), "num_tokens"},
+    {EXPERT_ROWS, TO(expert_rows, num_rows, 2147483648u), "num_rows"},
+    {EXPERT_ROWS, TO(expert_rows, num_sources, 2), "num_sources"},
+    {EXPERT_ROWS, TO(expert_rows, num_sources, 4294967295u), "num_sources"},
+    {EXPERT_ROWS, ZERO(expert_rows, ids), "ids"},
+    {EXPERT_ROWS, MOVE(expert_rows, ids, 2), "ids"},
+    {EXPERT_ROWS, MOVE(expert_rows, weights, 2), "weights"},
+    {EXPERT_ROWS, ZERO(expert_rows, x), "x"},
+    {EXPERT_ROWS, MOVE(expert_rows, x, 8), "x"},
+    {EXPERT_ROWS, ZERO(expert_rows, rows), "rows"},
+    {EXPERT_ROWS, MOVE(expert_rows, rows, 8), "rows"},
+    {EXPERT_ROWS, TO(expert_rows, num_valid_tokens, 4097), "num_valid_tokens"},
+    {EXPERT_ROWS, ZERO(expert_rows, workspace), "workspace"},
+    {EXPERT_ROWS, MOVE(expert_rows, workspace, 128), "workspace"},
+    {EXPERT_ROWS, MOVE(expert_rows, workspace_size, -1), "workspace_size"},
 };
 
 static int is_poison(const device_buffer *buffer) {
@@ -508,6 +584,7 @@ static void describe_runnable(moe_route_layer_desc *desc, const memory *m, uint3
     describe(desc, BF16);
     desc->experts.gate_up.data = desc->experts.down.data = m->weights.address;
     desc->experts.num_identity_experts = 1; /* then the combine needs all its arguments */
+    desc->experts.num_ranks = 2;
     desc->operations = operations;
 }
 
@@ -544,7 +621,7 @@ TEST(wrong_calls_are_refused) {
     size_t i;
     if (!device_open(&device, MOE_ROUTE_DEVICE_CPU, NULL)) device_die(device.reason);
     memory_open(&device, &m);
-    describe_runnable(&desc, &m, 127);
+    describe_runnable(&desc, &m, 511);
     if (!CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device))) device_die("no layer");
     CHECK(moe_route_layer_workspace_size(layer, TOKENS, &m.workspace_size) == MOE_ROUTE_OK, "%s", device_message(&device));
     m.workspace = device_create_workspace(&device, m.workspace_size);
@@ -593,7 +670,7 @@ TEST(operations_that_were_not_prepared_are_refused) {
         moe_route_layer *layer = NULL;
         moe_route_plan plan;
         char text[64];
-        describe_runnable(&desc, &m, 127 & ~operation_bits[i]);
+        describe_runnable(&desc, &m, 511 & ~operation_bits[i]);
         if (!CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device))) continue;
         fill_args((function)i, &m, &args);
         snprintf(text, sizeof text, "MOE_ROUTE_OPERATION_%s;", operation_names[i]);

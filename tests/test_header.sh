@@ -76,5 +76,8 @@ if have x86_64-w64-mingw32-gcc; then check compile_mingw windows; else echo "SKI
 cuda=${CUDA_HOME:-/usr/local/cuda}/include
 abi() { gcc -std=c11 -I. -I"$cuda" -fsyntax-only tests/check_cuda_abi.c && g++ -std=c++17 -x c++ -I. -I"$cuda" -fsyntax-only tests/check_cuda_abi.c; }
 if [ -f "$cuda/cuda.h" ] && have gcc && have g++; then check agrees_with_cuda_h abi; else echo "SKIP agrees_with_cuda_h: no cuda.h"; fi
+nccl_abi() { gcc -std=c11 -I. -I"$cuda" -fsyntax-only tests/check_nccl_abi.c && g++ -std=c++17 -x c++ -I. -I"$cuda" -fsyntax-only tests/check_nccl_abi.c; }
+nccl_header() { [ -f "$cuda/cuda_runtime.h" ] && printf '#include <nccl.h>\n' | gcc -I"$cuda" -fsyntax-only -x c - 2>/dev/null; }
+if have gcc && have g++ && nccl_header; then check agrees_with_nccl_h nccl_abi; else echo "SKIP agrees_with_nccl_h: no nccl.h"; fi
 
 exit $failed

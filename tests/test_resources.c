@@ -17,19 +17,21 @@ typedef struct resource_shape {
     moe_route_dtype dtype;
     moe_route_format gate_up, down;
     uint32_t group_size, max_tokens; /* 0: a decode step; otherwise the kernels of large batches alone */
+    uint32_t operations;             /* 0: the layer */
 } resource_shape;
 
 static const resource_shape shapes[] = {
-    {"qwen3.6-int4", 256, 8, 2048, 512, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 0},
-    {"qwen3.6-bf16", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, MOE_ROUTE_FORMAT_BF16, 0, 0},
-    {"qwen3.6-q4_k-q6_k", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_GGUF_Q4_K, MOE_ROUTE_FORMAT_GGUF_Q6_K, 0, 0},
-    {"gpt-oss-20b-mxfp4", 32, 4, 2880, 2880, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_MXFP4, MOE_ROUTE_FORMAT_MXFP4, 0, 0},
-    {"gpt-oss-20b-int4", 32, 4, 2880, 2880, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 0},
-    {"gemma-4-26b-int4", 128, 8, 2816, 704, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 0},
-    {"qwen3.6-bf16", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, MOE_ROUTE_FORMAT_BF16, 0, 4096},
-    {"qwen3.6-int4", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 4096},
-    {"qwen3.6-q4_k-q6_k", 256, 8, 2048, 512, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_GGUF_Q4_K, MOE_ROUTE_FORMAT_GGUF_Q6_K, 0, 4096},
-    {"gpt-oss-20b-mxfp4", 32, 4, 2880, 2880, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_MXFP4, MOE_ROUTE_FORMAT_MXFP4, 0, 4096},
+    {"qwen3.6-int4", 256, 8, 2048, 512, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 0, 0},
+    {"qwen3.6-bf16", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, MOE_ROUTE_FORMAT_BF16, 0, 0, 0},
+    {"qwen3.6-q4_k-q6_k", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_GGUF_Q4_K, MOE_ROUTE_FORMAT_GGUF_Q6_K, 0, 0, 0},
+    {"gpt-oss-20b-mxfp4", 32, 4, 2880, 2880, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_MXFP4, MOE_ROUTE_FORMAT_MXFP4, 0, 0, 0},
+    {"gpt-oss-20b-int4", 32, 4, 2880, 2880, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 0, 0},
+    {"gemma-4-26b-int4", 128, 8, 2816, 704, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 0, 0},
+    {"qwen3.6-bf16", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, MOE_ROUTE_FORMAT_BF16, 0, 4096, 0},
+    {"qwen3.6-int4", 256, 8, 2048, 512, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 4096, 0},
+    {"qwen3.6-q4_k-q6_k", 256, 8, 2048, 512, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_GGUF_Q4_K, MOE_ROUTE_FORMAT_GGUF_Q6_K, 0, 4096, 0},
+    {"gpt-oss-20b-mxfp4", 32, 4, 2880, 2880, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_MXFP4, MOE_ROUTE_FORMAT_MXFP4, 0, 4096, 0},
+    {"qwen3.6-dispatch", 256, 8, 2048, 0, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_NONE, MOE_ROUTE_FORMAT_NONE, 0, 0, MOE_ROUTE_OPERATION_DISPATCH},
 };
 static const uint32_t targets[] = {80, 90, 120};
 
@@ -110,6 +112,8 @@ static void describe(moe_route_layer_desc *desc, const resource_shape *shape) {
     desc->experts.hidden_size = shape->hidden_size;
     desc->experts.intermediate_size = shape->intermediate_size;
     desc->experts.dtype = shape->dtype;
+    desc->experts.num_ranks = 8;
+    desc->operations = shape->operations;
     desc->experts.gate_up.format = shape->gate_up;
     desc->experts.down.format = shape->down;
     desc->experts.gate_up.group_size = desc->experts.down.group_size = shape->group_size;

@@ -805,6 +805,9 @@ EXPORT int cuStreamSynchronize(void *handle) {
     return unlock(result);
 }
 
+/* There is nothing that could be unfinished once the work has been done. */
+EXPORT int cuStreamQuery(void *handle) { return cuStreamSynchronize(handle); }
+
 EXPORT int cuStreamBeginCapture_v2(void *handle, int mode) {
     stream *s;
     int result;
@@ -896,6 +899,19 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle) {
         e->recorded = 1;
         e->milliseconds = now();
     }
+    return unlock(result);
+}
+
+/* Work is done in the order in which it was given, whatever its stream: nothing needs to wait. Not while a stream is captured. */
+EXPORT int cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
+    stream *s;
+    int result;
+    lock();
+    result = not_ready();
+    if (!result && !object_find(handle, EVENT)) result = INVALID_HANDLE;
+    if (!result) result = stream_find(stream_handle, &s);
+    if (!result && flags > 1) result = INVALID_VALUE;
+    if (!result && s && s->capture) result = capture_break(s, CAPTURE_UNSUPPORTED);
     return unlock(result);
 }
 

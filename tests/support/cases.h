@@ -149,6 +149,57 @@ static const layer_case choice_cases[] = {
     {{5, 3, 61, 29, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F32, ALL, {MOE_ROUTE_ACTIVATION_GELU_TANH, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, 0, 0, 0, 1}}, 1},
 };
 
+/* ---- expert parallelism ---- */
+
+#define MAX_RANKS 9
+
+typedef struct dispatch_case {
+    uint32_t num_experts, top_k, hidden_size, columns, num_physical, num_ranks;
+    moe_route_dtype dtype, weights_dtype;
+    uint32_t rank_experts[MAX_RANKS]; /* all 0: even ranges */
+    uint32_t num_identity;
+    int in_small;
+} dispatch_case;
+
+static const dispatch_case dispatch_cases[] = {
+    {16, 4, 64, 0, 0, 2, MOE_ROUTE_BF16, MOE_ROUTE_F32, {0}, 0, 1},
+    {33, 5, 37, 0, 0, 7, MOE_ROUTE_F16, MOE_ROUTE_F16, {9, 0, 0, 20, 3, 1, 0}, 0, 1},
+    {12, 3, 2050, 3, 20, 4, MOE_ROUTE_F16, MOE_ROUTE_F32, {0, 11, 2, 7}, 0, 1},
+    {10, 6, 66, 0, 0, 3, MOE_ROUTE_F32, MOE_ROUTE_BF16, {0}, 4, 1},
+    {8, 2, 16, 0, 0, 1, MOE_ROUTE_BF16, MOE_ROUTE_F32, {0}, 0, 0},
+    {4, 4, 8, 0, 0, 9, MOE_ROUTE_BF16, MOE_ROUTE_F32, {0}, 0, 0},
+    {256, 8, 520, 0, 0, 8, MOE_ROUTE_BF16, MOE_ROUTE_F32, {0}, 0, 0},
+    {70, 64, 24, 0, 0, 5, MOE_ROUTE_F16, MOE_ROUTE_F32, {0}, 0, 0},
+    {64, 1, 32, 2, 80, 4, MOE_ROUTE_F32, MOE_ROUTE_F32, {0}, 0, 0},
+};
+
+/* A model whose experts are spread, against one device that has all. */
+typedef struct ranks_case {
+    model_spec spec;
+    uint32_t num_ranks, replicas;
+    uint32_t rank_experts[MAX_RANKS]; /* all 0: even ranges */
+    uint32_t tokens[MAX_RANKS];
+    uint32_t max_tokens;              /* of the one device */
+    int skewed;                       /* logits that send most tokens to the first experts */
+    int in_small;
+} ranks_case;
+
+#define INT4_SPEC {16, 4, 256, 128, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_INT4, 64, MOE_ROUTE_F16, 0, MOE_ROUTE_F16, REST}
+#define LONG_SPEC {16, 4, 128, 512, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, REST}
+#define ODD_SPEC {9, 3, 272, 70, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_INT4, 0, MOE_ROUTE_F32, 1, MOE_ROUTE_DTYPE_DEFAULT, REST}
+#define CHOICES(weight_on_input, num_identity) ALL, {MOE_ROUTE_ACTIVATION_SILU, 0, 0, 0, 0, MOE_ROUTE_CLAMP_BEFORE, weight_on_input, num_identity, 0, 0}
+static const ranks_case ranks_cases[] = {
+    {INT4_SPEC, 1, 0, {0}, {7}, 16, 0, 0},
+    {LONG_SPEC, 2, 0, {0}, {5, 3}, 300, 0, 1}, /* alone they would cut the down matmul's sums otherwise than the one device */
+    {ODD_SPEC, 3, 0, {5, 0, 4}, {4, 0, 6}, 16, 0, 1},
+    {INT4_SPEC, 4, 6, {0}, {16, 1, 9, 16}, 64, 1, 0},
+    {INT4_SPEC, 7, 0, {5, 0, 1, 7, 0, 3, 0}, {3, 2, 0, 9, 1, 0, 4}, 16, 0, 0},
+    {INT4_SPEC, 2, 0, {0}, {90, 50}, 16, 1, 1}, /* more than 512 pairs */
+    {{12, 4, 64, 96, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_BF16, CHOICES(1, 0)}, 3, 3, {0}, {4, 5, 2}, 16, 0, 0},
+    {{12, 4, 64, 96, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_DTYPE_DEFAULT, CHOICES(0, 4)}, 2, 6, {0}, {8, 8}, 16, 0, 1}, /* more physical experts than E */
+    {{10, 5, 65, 31, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F32, REST}, 4, 0, {0}, {2, 3, 1, 2}, 16, 0, 0},
+};
+
 #undef REST
 #undef ALL
 #undef WITH
