@@ -65,6 +65,6 @@ for fault in die:1 hang:1 die-opened:0 mismatch-hidden:1; do
 done
 # The library's own tests of this, on the first GPU.
 run 40 env TEST_DEVICE=gpu build/test_dispatch
-run 60 env TEST_DEVICE=gpu build/test_ranks
+run 120 env TEST_DEVICE=gpu build/test_ranks
 say ""
 say "all in $(($(date +%s) - begin)) s"
