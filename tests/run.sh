@@ -6,7 +6,8 @@
 # Each argument is a shell command: a program or script, after its own environment and before its own arguments. It
 # prints a line "PASS name", "FAIL name: why" or "SKIP name: why" for each test. A command that crashes, that fails
 # without a FAIL line, or that prints no such line at all counts as one more failure. Shows the FAIL lines, then why
-# tests were skipped, and closes with "N passed, N failed, N skipped". The exit status is 1 when anything failed.
+# tests were skipped, and closes with "N passed, N failed, N skipped". The exit status is 1 when anything failed. As many commands
+# run at once as there are processors, or as TEST_JOBS says; they are reported in order.
 set -u
 
 if [ $# -eq 0 ]; then
@@ -16,16 +17,36 @@ fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/moe_route_tests.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'trap - TERM; kill 0; exit 130' INT
+trap 'trap - TERM; kill 0; exit 143' TERM
 : >"$work/skips"
 passed=0
 failed=0
 skipped=0
 
+# Each worker takes the next command that nobody has taken.
+worker() {
+    number=0
+    for command in "$@"; do
+        number=$((number + 1))
+        mkdir "$work/$number" 2>/dev/null || continue
+        sh -c "$command" >"$work/$number/out" 2>"$work/$number/err" </dev/null
+        echo $? >"$work/$number/status.new"
+        mv "$work/$number/status.new" "$work/$number/status"
+    done
+}
+jobs=${TEST_JOBS:-$(nproc 2>/dev/null || echo 1)}
+while [ "$jobs" -gt 0 ]; do
+    worker "$@" &
+    jobs=$((jobs - 1))
+done
+
+number=0
 for command in "$@"; do
-    sh -c "$command" >"$work/out" 2>"$work/err" </dev/null
-    status=$?
+    number=$((number + 1))
+    until [ -e "$work/$number/status" ]; do sleep 0.2; done
+    status=$(cat "$work/$number/status")
+    cp "$work/$number/out" "$work/$number/err" "$work"
     pass=$(grep -c '^PASS ' "$work/out")
     fail=$(grep -c '^FAIL ' "$work/out")
     skip=$(grep -c '^SKIP ' "$work/out")
