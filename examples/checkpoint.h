@@ -1,7 +1,7 @@
 /*
   checkpoint.h: the files of a checkpoint as one list of tensors, by name: a safetensors file, a folder with an index of
   several (model.safetensors.index.json), or GGUF, also in parts (-00001-of-00003.gguf). Of safetensors only what belongs to one
-  layer is listed, so that the other shards may be missing. What the names mean is layer_tensors.h's matter.
+  layer is listed, so that the other shards may be missing. What the names mean is layer_names.h's matter.
 */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H

@@ -7,6 +7,8 @@
       if (!gguf_open(&file, "model.gguf")) puts(file.error);
       const gguf_tensor *tensor = gguf_find(&file, "blk.0.ffn_down_exps.weight");
       if (tensor && !gguf_read(&file, tensor, memory, 0, tensor->size)) puts(file.error);
+      if (gguf_number(&file, "qwen3moe.expert_count", 0, &number)) ...
+      gguf_close(&file);
 
   Opening reads everything but the data. Nothing of the file is trusted: every length is held against the file's size before
   memory is taken for it, names must differ, and each tensor must lie within the file.

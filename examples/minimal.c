@@ -1,4 +1,4 @@
-/* minimal.c: routes two tokens to 2 of 4 experts on the CPU backend. Build: cc -I. examples/minimal.c -lm */
+/* minimal.c: routes two tokens to 2 of 4 experts on the CPU backend. Build: cc -I. examples/minimal.c -lm -ldl -lpthread */
 #define MOE_ROUTE_IMPLEMENTATION
 #include "moe_route.h"
 

@@ -1,4 +1,5 @@
 // minimal.cpp: the same header from C++: three experts for a batch of tokens, on the CPU backend.
+// Build: c++ -I. examples/minimal.cpp -lm -ldl -lpthread
 #define MOE_ROUTE_IMPLEMENTATION
 #include "moe_route.h"
 
