@@ -1812,7 +1812,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "\n"
     "/* Waits until the kernels before this one in the stream have finished and their writes are visible. Every block calls it\n"
     "   before it reads what they wrote, writes anything, or ends: only so is the kernel before them finished too when this one\n"
-    "   is. Nothing where the GPU has no dependent launch. */\n"
+    "   is. What a kernel further back wrote may be read earlier, by load_fresh_4, if the one before this has waited for it before it let this\n"
+    "   one start. Nothing where the GPU has no dependent launch. */\n"
     "DEVICE void wait_for_previous_kernels() {\n"
     "#if __CUDA_ARCH__ >= 900\n"
     "    asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n"
@@ -1833,8 +1834,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE bool warp_all(bool p) { return __all_sync(0xffffffffu, p) != 0; }\n"
     "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n"
-    "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n"
-    "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n",
+    "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n",
+    "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n"
     "DEVICE u32 warp_shuffle_down(u32 v, u32 delta) { return __shfl_down_sync(0xffffffffu, v, delta); }\n"
     "\n"
     "/* ---- bits ---- */\n"
@@ -1881,8 +1882,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
     "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
-    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
-    "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n",
+    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n",
+    "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
     "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
     "\n"
@@ -1951,8 +1952,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "}\n"
     "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
     "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
-    "\n"
-    "/* ---- copies from global to shared memory that go on while the thread does ----\n",
+    "\n",
+    "/* ---- copies from global to shared memory that go on while the thread does ----\n"
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
     "   touch the destination before. */\n"
@@ -5740,7 +5741,7 @@ static const moer_source moer_sources[] = {
     {"dispatch.cu", moer_source_24},
     {"slots.cu", moer_source_25},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "1bced438ccb9aa6885fdcec7f94ad800bdc1d21ad4fe8fe8bcec7d3ba0b071f8";
+static const char moer_sources_digest[] = "d2d91a558b51142b03fa8f133092ceed34297bc464761708f3b5c0d6dad330bd";
 
 /* ---- src/base.c ---- */
 /*

@@ -46,7 +46,8 @@ DEVICE void block_barrier_arrive(u32 id, u32 threads) {
 
 /* Waits until the kernels before this one in the stream have finished and their writes are visible. Every block calls it
    before it reads what they wrote, writes anything, or ends: only so is the kernel before them finished too when this one
-   is. Nothing where the GPU has no dependent launch. */
+   is. What a kernel further back wrote may be read earlier, by load_fresh_4, if the one before this has waited for it before it let this
+   one start. Nothing where the GPU has no dependent launch. */
 DEVICE void wait_for_previous_kernels() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

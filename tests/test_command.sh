@@ -324,7 +324,11 @@ if cmp -s bench/results/h200-bench.csv "$work/b.csv"; then pass bench_csv_comes_
 awk '/^(layer|  [a-z_]+|combine|router \+ maps) /' bench/results/h200-bench.txt | sed 's/ *$//' >"$work/want"
 awk '/^(layer|  [a-z_]+|combine|router \+ maps) /' "$work/out" | sed 's/ *$//' >"$work/got"
 paste -d '\n' "$work/want" "$work/got" | awk 'NR % 2 { n = split($0, a); next } { m = split($0, b); if (m != n) { print; next }
-    for (i = 1; i <= n; i++) { d = a[i] - b[i]; if (a[i] != b[i] && (a[i] !~ /^[0-9.]+$/ || d > 0.0101 || d < -0.0101)) { print; next } } }' >"$work/differ"
+    for (i = 1; i <= n; i++) {
+        d = a[i] - b[i]
+        digits = index(a[i], ".") ? length(a[i]) - index(a[i], ".") : 0
+        if (a[i] != b[i] && (a[i] !~ /^[0-9.]+$/ || (d < 0 ? -d : d) > 1.01 / 10 ^ digits)) { print; next }
+    } }' >"$work/differ"
 if [ -s "$work/got" ] && [ ! -s "$work/differ" ]; then pass bench_results_agree; else fail bench_results_agree "$(head -n 4 "$work/differ")"; fi
 is_json bench_json_is_sound "$work/b.json"
 holds bench_json_has_the_rows value "$work/b.json" rows.0.us "$(sed -n 2p bench/results/h200-bench.csv | awk -F, '{ print $(NF - 1) }')"
