@@ -42,12 +42,12 @@ class Experts(ctypes.Structure):
                 ("gate_up_order", enum), ("activation", enum), ("activation_alpha", f32), ("situ_beta", f32), ("situ_up_beta", f32),
                 ("up_offset", f32), ("clamp", f32), ("clamp_position", enum), ("weight_on_input", i32), ("first_expert", u32),
                 ("num_local_experts", u32), ("num_identity_experts", u32), ("expert_map", address), ("expert_map_columns", u32),
-                ("num_physical_experts", u32)]
+                ("num_physical_experts", u32), ("num_ranks", u32), ("rank_experts", ctypes.c_void_p)]
 
 
 class LayerDesc(ctypes.Structure):
     _fields_ = [("router", Router), ("experts", Experts), ("needs", u32), ("max_tokens", u32), ("operations", u32), ("dependent_launch", enum),
-                ("fused_combine", enum)]
+                ("fused_combine", enum), ("rows_dtype", enum), ("sums_of_max_tokens", u32)]
 
 
 class LayerArgs(ctypes.Structure):
