@@ -42,7 +42,7 @@ class Experts(ctypes.Structure):
                 ("gate_up_order", enum), ("activation", enum), ("activation_alpha", f32), ("situ_beta", f32), ("situ_up_beta", f32),
                 ("up_offset", f32), ("clamp", f32), ("clamp_position", enum), ("weight_on_input", i32), ("first_expert", u32),
                 ("num_local_experts", u32), ("num_identity_experts", u32), ("expert_map", address), ("expert_map_columns", u32),
-                ("num_physical_experts", u32), ("num_ranks", u32), ("rank_experts", ctypes.c_void_p)]
+                ("num_physical_experts", u32), ("num_ranks", u32), ("rank_experts", pointer)]
 
 
 class LayerDesc(ctypes.Structure):
