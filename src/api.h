@@ -333,7 +333,7 @@ typedef enum moe_route_global_scales {
    - GPT-OSS: format MXFP4; blocks [E, N, K / 32, 16] are data, scales [E, N, K / 32] are scales, as they are. Byte 0x52 holds
      code 2, which is 1, and code 5, which is 3.
    - GGUF: ffn_gate_exps, ffn_up_exps and ffn_down_exps (experts.gate_up, up and down), or ffn_gate_up_exps, as they lie in the
-     file; its dimensions are listed innermost first, [K, N, E].
+     file; its dimensions are listed innermost first, [K, N, E]. Its F32, F16 and BF16 tensors are formats F32, F16 and BF16.
    - DeepSeek's FP8: format FP8, group_size and group_rows 128, scales (weight_scale_inv) f32 [E, ceil(N / 128), ceil(K / 128)].
      Blocks are counted over all N rows: gate and up make one matrix only where I is a multiple of 128; otherwise give them as
      experts.gate_up and experts.up. */
@@ -709,7 +709,8 @@ typedef struct moe_route_model {
     uint32_t num_shared_experts;    /* n_shared_experts of Inkling, whose router has logits for them. Elsewhere ignored: shared
                                        experts are the caller's */
     uint32_t num_zero_experts;      /* zero_expert_num of LongCat: identity experts after the num_experts */
-    moe_route_switch norm_topk_prob;/* norm_topk_prob, moe_renormalize. AUTO: what transformers assumes without the key */
+    moe_route_switch norm_topk_prob;/* norm_topk_prob, moe_renormalize. AUTO: what transformers assumes without the key, which
+                                       for qwen3_moe is OFF, though its models were trained with ON; a GGUF file of it hasn't the key */
     float scale;                    /* routed_scaling_factor, route_scale, router_scaling_factor, moe_router_scaling_factor,
                                        moe_routed_scaling_factor: needed where the type has one. Inkling: times the checkpoint's
                                        global_scale */
