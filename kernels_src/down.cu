@@ -69,7 +69,7 @@ KERNEL(moe_route_down, 512, moer_down_args) {
     block_barrier();
     place next = {};
     weight_stream<X_LOADED, K_SPLIT> stream;
-    SHARED(u32, copies, STREAM_MEMORY(X_LOADED, K_SPLIT, 16));
+    SHARED(u32, copies, stream_memory(X_LOADED, K_SPLIT, 16));
     const held_activations<K_SPLIT> held = {};
     enter_item(a, experts, offsets, next, warp_index(), total);
     if (next.item < total) start_weights(stream, copies, next.rows, next.item % K_SPLIT);

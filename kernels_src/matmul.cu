@@ -35,7 +35,7 @@
 #define OUT_ORDER PAIRS_LINEAR
 #endif
 
-#define X_HOW (ROW_BLOCKS > 1 ? X_LATE : CAN_HOLD(WARPS) ? X_HELD : X_LOADED)
+constexpr int X_HOW = ROW_BLOCKS > 1 ? X_LATE : can_hold(WARPS) ? X_HELD : X_LOADED;
 #define COLUMNS (GATED && !UP_APART ? ROWS / 2 : ROWS) /* of the output */
 #define TILE_COLUMNS (GATED ? 8 : 16)
 #define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)
@@ -46,12 +46,13 @@
    it waits until all others have written theirs. So with TURNS + 1 slots, whoever writes to one again knows that its finishers, who
    have waited for a tile since, are done. The more turns, the less do warps wait, as far as shared memory goes. With many rows of x
    there's room for two slots only: then all wait for all. */
-#define PARTIAL_STRIDE (TILE_TOKENS + 1)
-#define PARTIAL_SIZE (WARPS * 16 * PARTIAL_STRIDE)
-#define HAS_ROOM(turns) (((turns) + 1) * PARTIAL_SIZE + STREAM_MEMORY(X_HOW, WARPS, WARPS) <= 11776) /* 46 KB */
-#define TURNS (WARPS == 1 || HAS_ROOM(WARPS) ? WARPS : WARPS == 2 || HAS_ROOM(WARPS / 2) ? WARPS / 2 : WARPS / 4)
-#define FINISHERS (WARPS / TURNS)
-#define SLOTS (ROW_BLOCKS == 1 ? TURNS + 1 : 2)
+constexpr u32 PARTIAL_STRIDE = TILE_TOKENS + 1;
+constexpr u32 PARTIAL_SIZE = WARPS * 16 * PARTIAL_STRIDE;
+DEVICE constexpr bool has_room(u32 turns) { return (turns + 1) * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS) <= 11776; } /* 46 KB */
+constexpr u32 TURNS = WARPS == 1 || has_room(WARPS) ? WARPS : WARPS == 2 || has_room(WARPS / 2) ? WARPS / 2 : WARPS / 4;
+constexpr u32 FINISHERS = WARPS / TURNS;
+constexpr u32 SLOTS = ROW_BLOCKS == 1 ? TURNS + 1 : 2;
+static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <= 49152, "shared memory of a block");
 
 /* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */
 DEVICE u64 tile_row(u32 tile, u32 i) {
@@ -223,7 +224,7 @@ DEVICE void prefetch_next(const moer_matmul_args &a) {
 
 KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {
     SHARED(float, partial, SLOTS * PARTIAL_SIZE); /* [slot][warp][weight row][token] */
-    SHARED(u32, copies, STREAM_MEMORY(X_HOW, WARPS, WARPS));
+    SHARED(u32, copies, stream_memory(X_HOW, WARPS, WARPS));
     const u32 warp = warp_index();
     wait_for_previous_kernels();
     let_next_kernel_start();

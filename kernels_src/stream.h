@@ -11,28 +11,33 @@
 */
 #if TENSOR_CORES
 
-#define HELD_WORDS(parts) (PART_STEPS(parts) * LANE_VALUES / 2)
+/* Functions rather than macros, whose expansions would be most of what the compiler reads. */
+DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }
 /* Whether the activations of all of a warp's steps stay in registers from tile to tile. */
-#define CAN_HOLD(parts) (HELD_WORDS(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 ? 0 : STREAM_COPIES && SCALES_FILL_WORDS ? 48 : 32))
+DEVICE constexpr bool can_hold(u32 parts) { return held_words(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 ? 0 : STREAM_COPIES && SCALES_FILL_WORDS ? 48 : 32); }
 /* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50
-   words a lane, or less beside what is held. */
-#define STREAM_WORDS(how) ((STREAM_COPIES ? 0 : 2 * CHUNK_WORDS) + ((how) == X_LOADED ? LANE_VALUES / 2 : 0))
-#define STREAM_ROOM(how, parts) ((how) == X_HELD ? 62 - HELD_WORDS(parts) : 52)
-#define STREAM_LIMIT (STREAM_COPIES && STEP_SCALE_WORDS == 2 ? 3 : 4) /* so that eight warps' copies leave room in 48 KB */
-#define STREAM_MOST(how, parts) (STREAM_WORDS(how) == 0 || STREAM_ROOM(how, parts) >= STREAM_LIMIT * STREAM_WORDS(how) ? STREAM_LIMIT : STREAM_ROOM(how, parts) < STREAM_WORDS(how) ? 1 : STREAM_ROOM(how, parts) / STREAM_WORDS(how))
-#define STREAM_ROUNDS(how, parts) ((PART_STEPS(parts) + STREAM_MOST(how, parts) - 1) / STREAM_MOST(how, parts))
-#define STREAM_DEPTH(how, parts) ((PART_STEPS(parts) + STREAM_ROUNDS(how, parts) - 1) / STREAM_ROUNDS(how, parts))
+   words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. */
+DEVICE constexpr u32 stream_words(int how) { return (STREAM_COPIES ? 0 : 2 * CHUNK_WORDS) + (how == X_LOADED ? LANE_VALUES / 2 : 0); }
+DEVICE constexpr u32 stream_room(int how, u32 parts) { return how == X_HELD ? 62 - held_words(parts) : 52; }
+constexpr u32 STREAM_LIMIT = STREAM_COPIES && STEP_SCALE_WORDS == 2 ? 3 : 4;
+DEVICE constexpr u32 stream_most(int how, u32 parts) {
+    return stream_words(how) == 0 || stream_room(how, parts) >= STREAM_LIMIT * stream_words(how) ? STREAM_LIMIT
+           : stream_room(how, parts) < stream_words(how)                                         ? 1
+                                                                                                 : stream_room(how, parts) / stream_words(how);
+}
+DEVICE constexpr u32 stream_rounds(int how, u32 parts) { return (PART_STEPS(parts) + stream_most(how, parts) - 1) / stream_most(how, parts); }
+DEVICE constexpr u32 stream_depth(int how, u32 parts) { return (PART_STEPS(parts) + stream_rounds(how, parts) - 1) / stream_rounds(how, parts); }
 /* Words of shared memory for the streams of a block's warps; no array is empty. */
 #if STREAM_COPIES
-#define STREAM_MEMORY(how, parts, warps) ((warps) * STREAM_DEPTH(how, parts) * STEP_WORDS)
+DEVICE constexpr u32 stream_memory(int how, u32 parts, u32 warps) { return warps * stream_depth(how, parts) * STEP_WORDS; }
 #else
-#define STREAM_MEMORY(how, parts, warps) 4
+DEVICE constexpr u32 stream_memory(int, u32, u32) { return 4; }
 #endif
 
 template <int HOW, u32 PARTS>
 struct weight_stream {
-    weight_chunk low[STREAM_COPIES ? 1 : STREAM_DEPTH(HOW, PARTS)], high[STREAM_COPIES ? 1 : STREAM_DEPTH(HOW, PARTS)];
-    u32 x[HOW == X_LOADED ? STREAM_DEPTH(HOW, PARTS) : 1][SUBS][NUM_PAIRS];
+    weight_chunk low[STREAM_COPIES ? 1 : stream_depth(HOW, PARTS)], high[STREAM_COPIES ? 1 : stream_depth(HOW, PARTS)];
+    u32 x[HOW == X_LOADED ? stream_depth(HOW, PARTS) : 1][SUBS][NUM_PAIRS];
 };
 
 #if STREAM_COPIES
@@ -48,7 +53,7 @@ template <int HOW, u32 PARTS, class Memory>
 DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {
     if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {
 #if STREAM_COPIES
-        copy_step(memory, (warp_index() * STREAM_DEPTH(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index));
+        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index));
 #else
         stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));
         stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));
@@ -68,13 +73,13 @@ DEVICE void load_step_activations(weight_stream<HOW, PARTS> &stream, u32 d, cons
 template <int HOW, u32 PARTS, class Memory>
 DEVICE void start_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, const stream_source &source, u32 part) {
 #pragma unroll
-    for (u32 d = 0; d < STREAM_DEPTH(HOW, PARTS); d++) load_step_weights(stream, memory, d, source, part, d, true);
+    for (u32 d = 0; d < stream_depth(HOW, PARTS); d++) load_step_weights(stream, memory, d, source, part, d, true);
 }
 
 template <int HOW, u32 PARTS>
 DEVICE void start_activations(weight_stream<HOW, PARTS> &stream, const u8 *x, u32 part) {
 #pragma unroll
-    for (u32 d = 0; d < STREAM_DEPTH(HOW, PARTS); d++) load_step_activations(stream, d, x, part, d);
+    for (u32 d = 0; d < stream_depth(HOW, PARTS); d++) load_step_activations(stream, d, x, part, d);
 }
 
 DEVICE void end_stream() {
@@ -107,7 +112,7 @@ DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 par
 template <int HOW, int BLOCKS, u32 PARTS, class Memory>
 DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &stream, Memory &memory, const held_activations<PARTS> &held, const stream_source &source,
                           const u8 *const (&x)[BLOCKS], u32 part, bool more, const stream_source &next, const u8 *next_x, u32 next_part) {
-    constexpr u32 DEPTH = STREAM_DEPTH(HOW, PARTS), ROUNDS = STREAM_ROUNDS(HOW, PARTS), UNROLLED = HOW == X_HELD ? ROUNDS : 1;
+    constexpr u32 DEPTH = stream_depth(HOW, PARTS), ROUNDS = stream_rounds(HOW, PARTS), UNROLLED = HOW == X_HELD ? ROUNDS : 1;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
@@ -147,8 +152,8 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
 
 #else /* f32 multiply-adds: without a stream */
 
-#define CAN_HOLD(parts) 0
-#define STREAM_MEMORY(how, parts, warps) 4
+DEVICE constexpr bool can_hold(u32) { return false; }
+DEVICE constexpr u32 stream_memory(int, u32, u32) { return 4; }
 
 typedef tile_rows stream_source;
 DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }
