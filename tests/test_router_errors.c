@@ -91,7 +91,7 @@ static const refusal refusals[] = {
     {{.score = MOE_ROUTE_SCORE_CUSTOM, .score_expression = "\"x\""}, {0}, {"router.score_expression has character 0", "code 34"}, 0, 1},
     {{0}, {.expert_map = 4098}, {"experts.expert_map is 4098", "multiple of 4"}, 1, 1},
     {{0}, {.expert_map_columns = 2}, {"experts.expert_map is 0", "expert_map_columns"}, 1, 1},
-    {{0}, {.num_physical_experts = 30}, {"experts.expert_map is 0", "num_physical_experts"}, 1, 1},
+    {{0}, {.num_physical_experts = 30}, {"experts.num_physical_experts is 30", "where experts.expert_map isn't given"}, 1, 1},
     {{0}, {.expert_map = 4096, .expert_map_columns = 65}, {"experts.expert_map_columns is 65", "1 to 64"}, 1, 1},
     {{0}, {.expert_map = 4096, .num_physical_experts = 2049}, {"experts.num_physical_experts is 2049", "1 to 2048"}, 1, 1},
     {{0}, {.expert_map = 4096, .num_physical_experts = 30, .first_expert = 30}, {"experts.first_expert is 30", "0 to 29"}, 1, 1},
