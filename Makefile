@@ -24,7 +24,7 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h stream.h grouped.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu dispatch.cu slots.cu)
+    tile.h stream.h grouped.h output.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu dispatch.cu slots.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
@@ -148,7 +148,7 @@ build/sanitized_run_layer: examples/run_layer.c $(wildcard examples/*.h) moe_rou
 
 # Without cJSON there is no --config, and the command says so.
 WITH_CJSON = $(if $(shell printf '\043include <cjson/cJSON.h>\n' | $(CC) $(CJSON_CFLAGS) -E - >/dev/null 2>&1 && echo yes),-DHAVE_CJSON $(CJSON_CFLAGS))
-COMMAND_SOURCES = $(wildcard tools/moe_route/*) $(wildcard tests/support/*.h) bench/floors.h examples/gpu.h examples/quantize.h moe_route.h
+COMMAND_SOURCES = $(wildcard tools/moe_route/*) $(wildcard tests/support/*.h) bench/draws.h bench/floors.h examples/gpu.h examples/quantize.h moe_route.h
 COMMAND = -I. $(WITH_CJSON) -o $@ tools/moe_route/main.c $(LDLIBS) $(if $(WITH_CJSON),$(CJSON_LIBS))
 
 build/moe_route: $(COMMAND_SOURCES) | build
@@ -162,7 +162,7 @@ bench: build/moe_route
 
 # ---- the benchmark of large batches ----
 
-build/bench_large: bench/large.c bench/floors.h examples/gpu.h moe_route.h | build
+build/bench_large: bench/large.c bench/draws.h bench/floors.h examples/gpu.h moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ bench/large.c $(LDLIBS)
 
 # ---- tests ----

@@ -2907,7 +2907,11 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */\n"
     "};\n"
     "\n"
-    "/* The scales of a step's groups; 0 for those past the row, of which an inner step has none. */\n",
+    "/* The first group of a step, and where its scales are in their row. */\n",
+    "DEVICE u64 first_group(u64 step) { return GROUP == 0 \? 0 : SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1); }\n"
+    "DEVICE u64 scales_at(u64 step) { return first_group(step) * SCALE_BYTES; }\n"
+    "\n"
+    "/* The scales of a step's groups; 0 for those past the row, of which an inner step has none. */\n"
     "DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *scales, u64 group, bool inner) {\n"
     "    constexpr u32 BYTES = SUBS * SCALE_BYTES, ALIGN = SCALE_ALIGN < BYTES \? SCALE_ALIGN : BYTES;\n"
     "    const u8 *p = scales + group * SCALE_BYTES;\n"
@@ -2943,9 +2947,9 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#pragma unroll\n"
     "        for (u32 i = 0; i < BYTES / 4; i++) c.word[piece * (BYTES / 4) + i] = word[i];\n"
     "    }\n"
-    "    if (GROUP != 0) load_scales(c.scale, row.scales, SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1), inner);\n"
+    "    if (GROUP != 0) load_scales(c.scale, row.scales, first_group(step), inner);\n"
     "    if (ZERO_POINTS) {\n"
-    "        const u64 group = GROUP == 0 \? 0 : SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1);\n"
+    "        const u64 group = first_group(step);\n"
     "        const u64 first = WEIGHT_BITS == 4 \? group / 2 : group;\n"
     "        load_weights<(WEIGHT_BITS == 4 \? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES \? (u32)(ZERO_POINT_ROW_BYTES - first) : 0);\n"
     "        if (WEIGHT_BITS == 4 && SUBS == 1) c.zero_point[0] >>= group % 2 * 4;\n"
@@ -2964,9 +2968,6 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 \? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))\n"
     "#define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)\n"
     "\n"
-    "/* Where the scales of a step are in their row. */\n"
-    "DEVICE u64 scales_at(u64 step) { return (SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1)) * SCALE_BYTES; }\n"
-    "\n"
     "/* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */\n"
     "struct copy_source {\n"
     "    const u8 *low, *high, *scales;\n"
@@ -2979,11 +2980,12 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    copy_source s;\n"
     "    s.low = low.data + part * 64 + t * 16;\n"
     "    s.high = high.data + part * 64 + t * 16;\n"
-    "    s.scales = (t % 2 \? high.scales : low.scales) + scales_at(part);\n"
+    "    const u8 *const low_scales = low.scales + scales_at(part), *const high_scales = high.scales + scales_at(part);\n"
+    "    s.scales = t % 2 \? high_scales : low_scales;\n"
     "    if (!SCALES_FILL_WORDS) s.scales -= (u64)s.scales & 3;\n"
     "    s.scales += t / 2 * 4;\n"
-    "    s.low_scales = 0x3210u + 0x1111u * ((u32)((u64)low.scales + scales_at(part)) & 3);\n"
-    "    s.high_scales = 0x3210u + 0x1111u * ((u32)((u64)high.scales + scales_at(part)) & 3);\n"
+    "    s.low_scales = 0x3210u + 0x1111u * ((u32)(u64)low_scales & 3);\n"
+    "    s.high_scales = 0x3210u + 0x1111u * ((u32)(u64)high_scales & 3);\n"
     "    return s;\n"
     "}\n"
     "\n"
@@ -3049,8 +3051,8 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return SUBS == 8 \? (t >> 1) | (t & 1) << 1 : t;\n"
     "}\n"
     "\n"
-    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n"
-    "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n",
+    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n",
+    "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
     "    if (SUBS > 2) {\n"
     "        exchange_words<1>(c.word[0], c.word[1]);\n"
     "        exchange_words<1>(c.word[2], c.word[3]);\n"
@@ -3955,18 +3957,21 @@ static const char *const moer_source_12[] = { /* stream.h */
     "        for (u32 d = 0; d < DEPTH; d++) {\n"
     "            const u32 index = round * DEPTH + d, step = part + index * PARTS;\n"
     "            const bool exists = index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index);\n"
+    "            const auto go_on = [&] {\n"
+    "                if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);\n"
+    "                else load_step_weights(stream, memory, d, next, next_part, d, more);\n"
+    "            };\n"
     "#if STREAM_COPIES /* taken out at once, so that its place is free again */\n"
     "            const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;\n"
     "            copy_async_wait<DEPTH - 1>();\n"
     "            warp_barrier();\n"
     "            weight_chunk low, high;\n"
     "            if (exists) {\n"
-    "                low = fetch_chunk(memory, at, 0, source);\n"
+    "                low = fetch_chunk(memory, at, 0, source);\n",
     "                high = fetch_chunk(memory, at, 1, source);\n"
     "            }\n"
     "            warp_barrier();\n"
-    "            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);\n"
-    "            else load_step_weights(stream, memory, d, next, next_part, d, more);\n",
+    "            go_on();\n"
     "#else\n"
     "            weight_chunk &low = stream.low[d], &high = stream.high[d];\n"
     "#endif\n"
@@ -3976,9 +3981,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "            }\n"
     "            if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);\n"
     "            else if (more) load_step_activations(stream, d, next_x, next_part, d);\n"
-    "            if (STREAM_COPIES) continue;\n"
-    "            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);\n"
-    "            else load_step_weights(stream, memory, d, next, next_part, d, more);\n"
+    "            if (!STREAM_COPIES) go_on();\n"
     "        }\n"
     "}\n"
     "\n"
@@ -4187,7 +4190,48 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_14[] = { /* vector.h */
+static const char *const moer_source_14[] = { /* output.h */
+    "/*\n"
+    "  output.h: what matmul.cu and grouped.cu share about the rows of x that they read and the outputs that they write: which row of\n"
+    "  x belongs to a row, which weight rows make an output column, and what follows the sums. How the sums come about belongs to\n"
+    "  the kernels.\n"
+    "\n"
+    "  Constants: ROWS, of a weight matrix; GATED, INTERLEAVED, UP_APART, ACTIVATION, CLAMP, WEIGHT_ON_INPUT, BIAS, K and X_INDEX as in\n"
+    "  matmul.cu.\n"
+    "*/\n"
+    "#ifndef UP_APART\n"
+    "#define UP_APART 0\n"
+    "#endif\n"
+    "#define COLUMNS (GATED && !UP_APART \? ROWS / 2 : ROWS) /* of the output */\n"
+    "\n"
+    "/* The row of x of one of the sorted rows. */\n"
+    "DEVICE u32 x_row_of(const moer_matmul_args &a, u32 row) {\n"
+    "    u32 index = row;\n"
+    "    if (X_INDEX != 2) index = X_INDEX == 0 && a.num_pairs == K \? 0 : (u32)a.row_to_pair[row]; /* of one token: at once */\n"
+    "    if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
+    "    return index;\n"
+    "}\n"
+    "\n"
+    "/* The weight row of an output column: of its gate, or of what has none; or of its up. */\n"
+    "DEVICE u64 column_row(u64 column, bool up) {\n"
+    "    if (!GATED || UP_APART) return column;\n"
+    "    return INTERLEAVED \? column * 2 + up : column + (up \? COLUMNS : 0);\n"
+    "}\n"
+    "\n"
+    "/* An output from its sums, before a router's weight on it; `weight` is that on the input. */\n"
+    "DEVICE float finish_value(const moer_matmul_args &a, u32 expert, u32 column, float weight, float value, float up) {\n"
+    "    if (WEIGHT_ON_INPUT) value = f32_mul(value, weight); /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
+    "    if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS));\n"
+    "    if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
+    "    if (GATED) {\n"
+    "        if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
+    "        if (BIAS) up = f32_add(up, load_value(UP_APART \? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS));\n"
+    "        value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
+    "    }\n"
+    "    return value;\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_15[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -4263,7 +4307,7 @@ static const char *const moer_source_14[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_15[] = { /* epilogue.h */
+static const char *const moer_source_16[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -4307,7 +4351,7 @@ static const char *const moer_source_15[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_16[] = { /* route.cu */
+static const char *const moer_source_17[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -4497,7 +4541,7 @@ static const char *const moer_source_16[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* topk.cu */
+static const char *const moer_source_18[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -4516,7 +4560,7 @@ static const char *const moer_source_17[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* maps.cu */
+static const char *const moer_source_19[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.\n"
     "\n"
@@ -4755,7 +4799,7 @@ static const char *const moer_source_18[] = { /* maps.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* matmul.cu */
+static const char *const moer_source_20[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -4782,19 +4826,16 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "#include \"args.h\"\n"
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
-    "#ifndef UP_APART\n"
-    "#define UP_APART 0\n"
-    "#endif\n"
     "#include \"tile.h\"\n"
     "#define STREAM_COPIES (CAN_COPY(WARPS) && ROW_BLOCKS == 1)\n"
     "#include \"stream.h\"\n"
+    "#include \"output.h\"\n"
     "\n"
     "#ifndef OUT_ORDER\n"
     "#define OUT_ORDER PAIRS_LINEAR\n"
     "#endif\n"
     "\n"
     "constexpr int X_HOW = ROW_BLOCKS > 1 \? X_LATE : can_hold(WARPS) \? X_HELD : X_LOADED;\n"
-    "#define COLUMNS (GATED && !UP_APART \? ROWS / 2 : ROWS) /* of the output */\n"
     "#define TILE_COLUMNS (GATED \? 8 : 16)\n"
     "#define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
     "#define TILE_TOKENS (8 * ROW_BLOCKS)\n"
@@ -4814,12 +4855,11 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "\n"
     "/* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */\n"
     "DEVICE u64 tile_row(u32 tile, u32 i) {\n"
-    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n",
+    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
     "    if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;\n"
-    "    if (!GATED || UP_APART) return column;\n"
-    "    return INTERLEAVED \? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;\n"
+    "    return column_row(column, i >= 8);\n"
     "}\n"
-    "\n"
+    "\n",
     "/* A range of the tiles of all distinct experts: tile work % NUM_TILES of expert work / NUM_TILES. */\n"
     "struct work_range { u32 begin, end; };\n"
     "\n"
@@ -4844,10 +4884,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "#pragma unroll\n"
     "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
     "        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);\n"
-    "        const u32 row = wanted < p.end_row \? wanted : p.base;\n"
-    "        p.x_row[b] = row;\n"
-    "        if (X_INDEX != 2) p.x_row[b] = X_INDEX == 0 && a.num_pairs == K \? 0 : (u32)a.row_to_pair[row]; /* of one token: at once */\n"
-    "        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) p.x_row[b] /= K;\n"
+    "        p.x_row[b] = x_row_of(a, wanted < p.end_row \? wanted : p.base);\n"
     "        if (!TENSOR_CORES && wanted >= p.end_row) p.x_row[b] = NO_ROW;\n"
     "    }\n"
     "}\n"
@@ -4863,14 +4900,14 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "\n"
     "/* The same from the tile before, in fewer instructions and registers. */\n"
     "DEVICE void find_next_rows(const moer_matmul_args &a, place &p) {\n"
-    "    constexpr u32 TILE_ROWS = TILE_COLUMNS * (GATED && INTERLEAVED && !UP_APART \? 2 : 1);\n"
+    "    constexpr u32 TILE_ROWS = TILE_COLUMNS * (GATED && INTERLEAVED && !UP_APART \? 2 : 1), HIGH_ROWS = !GATED \? 8 : INTERLEAVED \? 1 : COLUMNS; /* from low to high */\n"
     "    if (!EVEN_TILES) return find_rows(a, p);\n"
     "    p.rows.low = row_after(p.rows.low, TILE_ROWS);\n"
-    "    p.rows.high = UP_APART \? row_after(p.rows.high, TILE_ROWS) : row_after(p.rows.low, !GATED \? 8 : INTERLEAVED \? 1 : COLUMNS);\n"
+    "    p.rows.high = UP_APART \? row_after(p.rows.high, TILE_ROWS) : row_after(p.rows.low, HIGH_ROWS);\n"
     "#if STREAM_COPIES\n"
     "    if (ROWS_KEEP_WORDS(TILE_ROWS)) {\n"
     "        p.source = copy_source_after(p.source, TILE_ROWS);\n"
-    "        if (!UP_APART) p.source.high = p.source.low + (!GATED \? 8 : INTERLEAVED \? 1 : COLUMNS) * ROW_BYTES;\n"
+    "        if (!UP_APART) p.source.high = p.source.low + HIGH_ROWS * ROW_BYTES;\n"
     "        return;\n"
     "    }\n"
     "#endif\n"
@@ -4904,7 +4941,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "    }\n"
     "    return true;\n"
     "}\n"
-    "\n",
+    "\n"
     "/* Where element i of a row is, whose pairs lie in this order. */\n"
     "DEVICE u32 place_in_order(int order, u32 i) {\n"
     "    if (order == PAIRS_OF_4) return i / 4 * 4 + i % 2 * 2 + i / 2 % 2;\n"
@@ -4913,7 +4950,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "}\n"
     "\n"
     "/* Adds up the warps' parts of the tile's sums, and writes its outputs: as one of FINISHERS warps. */\n"
-    "template <class Partial>\n"
+    "template <class Partial>\n",
     "DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 slot, u32 finisher) {\n"
     "    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += FINISHERS * 32) {\n"
     "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = p.tile * TILE_COLUMNS + c;\n"
@@ -4927,16 +4964,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "            value = f32_add(value, partial[slot * PARTIAL_SIZE + (w * 16 + c) * PARTIAL_STRIDE + token]);\n"
     "            if (GATED) up = f32_add(up, partial[slot * PARTIAL_SIZE + (w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
     "        }\n"
-    "        /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
-    "        const float weight = WEIGHT_ON_INPUT \? load_value(a.router_weights, pair, WEIGHTS) : 1.0f;\n"
-    "        if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);\n"
-    "        if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c), BIAS));\n"
-    "        if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
-    "        if (GATED) {\n"
-    "            if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
-    "            if (BIAS) up = f32_add(up, load_value(UP_APART \? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c + 8), BIAS));\n"
-    "            value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
-    "        }\n"
+    "        value = finish_value(a, p.expert, column, WEIGHT_ON_INPUT \? load_value(a.router_weights, pair, WEIGHTS) : 1.0f, value, up);\n"
     "        store_value(a.out, (u64)(u32)at * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);\n"
     "    }\n"
     "}\n"
@@ -4966,7 +4994,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "/* One array of all distinct experts, in pieces that the threads share. */\n"
     "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
     "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
-    "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n",
+    "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n"
     "        const u64 at = (u64)(i % pieces) * PREFETCH_BYTES;\n"
     "        prefetch_weights((const u8 *)data + (u64)(u32)a.distinct_experts[i / pieces] * bytes + at, bytes - at);\n"
     "    }\n"
@@ -4987,7 +5015,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    const u32 total = (u32)a.distinct_count[0] * NUM_TILES, share = total / grid_blocks_x(), rest = total % grid_blocks_x();\n"
-    "    work_range range;\n"
+    "    work_range range;\n",
     "    range.begin = block_index_x() * share + (block_index_x() < rest \? block_index_x() : rest);\n"
     "    range.end = range.begin + share + (block_index_x() < rest);\n"
     "    if (range.begin == range.end) range.end = 0; /* nothing is inside */\n"
@@ -5020,7 +5048,7 @@ static const char *const moer_source_19[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* grouped.cu */
+static const char *const moer_source_21[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -5045,11 +5073,8 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
     "#include \"grouped.h\"\n"
+    "#include \"output.h\"\n"
     "\n"
-    "#ifndef UP_APART\n"
-    "#define UP_APART 0\n"
-    "#endif\n"
-    "#define COLUMNS (GATED && !UP_APART \? ROWS / 2 : ROWS) /* of the output */\n"
     "#define TILE_COLUMNS (GATED \? TILE_WEIGHTS / 2 : TILE_WEIGHTS)\n"
     "#define COLUMN_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
     "\n"
@@ -5063,12 +5088,6 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "}\n"
     "\n"
     "DEVICE bool is_up(u32 n) { return GATED && n / 8 % 2 != 0; }\n"
-    "\n"
-    "/* The weight row of an output column. */\n"
-    "DEVICE u32 column_row(u32 column, bool up) {\n"
-    "    if (!GATED || UP_APART) return column;\n"
-    "    return INTERLEAVED \? column * 2 + up : column + (up \? COLUMNS : 0);\n"
-    "}\n"
     "\n"
     "DEVICE weight_row tile_weight_row(const moer_matmul_args &a, const tile_place &p, u32 n) {\n"
     "    return find_weight_row(UP_APART && is_up(n) \? a.up_weights : a.weights, p.expert, column_row(tile_column(p, n), is_up(n)));\n"
@@ -5095,7 +5114,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "            const u32 tiles = scratch[w];\n"
     "            if (w < warp) start += tiles;\n"
     "            before += tiles;\n"
-    "        }\n",
+    "        }\n"
     "        start += sum - count;\n"
     "        if (tile >= start && tile - start < count) {\n"
     "            scratch[8] = (u32)a.distinct_experts[d];\n"
@@ -5103,7 +5122,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "            scratch[10] = end;\n"
     "        }\n"
     "        block_barrier();\n"
-    "    }\n"
+    "    }\n",
     "    if (tile >= before) return false;\n"
     "    p.expert = scratch[8];\n"
     "    p.base = scratch[9];\n"
@@ -5118,10 +5137,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "        const u32 r = i * 64 + thread_index() / 4, row = p.base + r < p.end_row \? p.base + r : p.base;\n"
     "        sources.x[i] = 0;\n"
     "        if (r >= TILE_ROWS || p.base + r / 16 * 16 >= p.end_row) continue;\n"
-    "        u32 index = row;\n"
-    "        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];\n"
-    "        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
-    "        sources.x[i] = (const u8 *)a.x + (u64)index * INNER * X_BYTES;\n"
+    "        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, row) * INNER * X_BYTES;\n"
     "    }\n"
     "}\n"
     "\n"
@@ -5142,16 +5158,8 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "        }\n"
     "}\n"
     "\n"
-    "/* An output from its sums. */\n"
-    "DEVICE float finish_value(const moer_matmul_args &a, const tile_place &p, u32 column, float weight, float value, float up) {\n"
-    "    if (WEIGHT_ON_INPUT) value = f32_mul(value, weight); /* W @ (weight * x): without rounding weight * x to x's dtype */\n"
-    "    if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + column_row(column, false), BIAS));\n"
-    "    if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
-    "    if (GATED) {\n"
-    "        if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
-    "        if (BIAS) up = f32_add(up, load_value(UP_APART \? a.up_bias : a.bias, (u64)p.expert * ROWS + column_row(column, true), BIAS));\n"
-    "        value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
-    "    }\n"
+    "DEVICE float finish_output(const moer_matmul_args &a, const tile_place &p, u32 column, float weight, float value, float up) {\n"
+    "    value = finish_value(a, p.expert, column, weight, value, up);\n"
     "    return WEIGHT_ON_OUTPUT \? f32_mul(value, weight) : value;\n"
     "}\n"
     "\n"
@@ -5171,12 +5179,12 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "                const u32 n = (warp % WARPS_ACROSS * COLUMN_FRAGMENTS + j) * 8, up = (j + GATED) % COLUMN_FRAGMENTS;\n"
     "                const u32 column = p.first_column + (GATED \? n / 2 : n) + (lane & 3) * 2;\n"
     "                if (column >= COLUMNS) continue;\n"
-    "                const float first = finish_value(a, p, column, weight, sums[m][j][i], sums[m][up][i]);\n",
+    "                const float first = finish_output(a, p, column, weight, sums[m][j][i], sums[m][up][i]);\n"
     "                if (COLUMNS % 2 != 0 && column + 1 >= COLUMNS) {\n"
     "                    store_value(a.out, at + column, OUT, first);\n"
     "                    continue;\n"
     "                }\n"
-    "                const float second = finish_value(a, p, column + 1, weight, sums[m][j][i + 1], sums[m][up][i + 1]);\n"
+    "                const float second = finish_output(a, p, column + 1, weight, sums[m][j][i + 1], sums[m][up][i + 1]);\n"
     "                if (OUT == DTYPE_F32 || COLUMNS % 2 != 0) {\n"
     "                    store_value(a.out, at + column, OUT, first);\n"
     "                    store_value(a.out, at + column + 1, OUT, second);\n"
@@ -5192,7 +5200,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);\n"
     "    else multiply_slice<false>(sums, rows, weights, slice, fragments);\n"
     "}\n"
-    "\n"
+    "\n",
     "KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_args) {\n"
     "    SHARED(u32, rows, ROW_STAGES * ROW_WORDS);\n"
     "    SHARED(u32, weights, WEIGHT_STAGES * FILL_WORDS);\n"
@@ -5255,7 +5263,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "#pragma unroll 1\n"
     "        for (u32 slice = step * FILL_SLICES; slice < (step + 1) * FILL_SLICES && slice < NUM_SLICES; slice++) {\n"
     "            copy_async_wait<ROW_STAGES - 2>();\n"
-    "            block_barrier();\n",
+    "            block_barrier();\n"
     "            start_rows(rows, x, slice + ROW_STAGES - 1);\n"
     "            copy_async_commit();\n"
     "            multiply(sums, rows, weights, slice, fragments);\n"
@@ -5267,7 +5275,7 @@ static const char *const moer_source_20[] = { /* grouped.cu */
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* down.cu */
+static const char *const moer_source_22[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -5390,7 +5398,7 @@ static const char *const moer_source_21[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* combine.cu */
+static const char *const moer_source_23[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -5449,7 +5457,7 @@ static const char *const moer_source_22[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* expand.cu */
+static const char *const moer_source_24[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -5482,7 +5490,7 @@ static const char *const moer_source_23[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* dispatch.cu */
+static const char *const moer_source_25[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
@@ -5681,7 +5689,7 @@ static const char *const moer_source_24[] = { /* dispatch.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* slots.cu */
+static const char *const moer_source_26[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -5735,20 +5743,21 @@ static const moer_source moer_sources[] = {
     {"tile.h", moer_source_11},
     {"stream.h", moer_source_12},
     {"grouped.h", moer_source_13},
-    {"vector.h", moer_source_14},
-    {"epilogue.h", moer_source_15},
-    {"route.cu", moer_source_16},
-    {"topk.cu", moer_source_17},
-    {"maps.cu", moer_source_18},
-    {"matmul.cu", moer_source_19},
-    {"grouped.cu", moer_source_20},
-    {"down.cu", moer_source_21},
-    {"combine.cu", moer_source_22},
-    {"expand.cu", moer_source_23},
-    {"dispatch.cu", moer_source_24},
-    {"slots.cu", moer_source_25},
+    {"output.h", moer_source_14},
+    {"vector.h", moer_source_15},
+    {"epilogue.h", moer_source_16},
+    {"route.cu", moer_source_17},
+    {"topk.cu", moer_source_18},
+    {"maps.cu", moer_source_19},
+    {"matmul.cu", moer_source_20},
+    {"grouped.cu", moer_source_21},
+    {"down.cu", moer_source_22},
+    {"combine.cu", moer_source_23},
+    {"expand.cu", moer_source_24},
+    {"dispatch.cu", moer_source_25},
+    {"slots.cu", moer_source_26},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "47aef42fba1fa36325351f75c00e612e600f3354f481b9e7e16fd7c841323671";
+static const char moer_sources_digest[] = "625ec28c385a5b2877e95ef0d31cfa630c3583593435663e3203a51f92ee830a";
 
 /* ---- src/base.c ---- */
 /*
@@ -11813,25 +11822,34 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
     return MOE_ROUTE_OK;
 }
 
+/* A filled layer for a function whose output `out` is named so; NULL on failure. */
+static moe_route_status moer_layer_begin(moe_route_context *context, const moe_route_layer_desc *desc, const char *function, const void *out, const char *name, moe_route_layer **layer) {
+    moe_route_status status;
+    *layer = NULL;
+    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "%s: %s is NULL", function, desc == NULL ? "desc" : name);
+    status = moer_context_check(context, function);
+    if (status != MOE_ROUTE_OK) return status;
+    *layer = (moe_route_layer *)moer_alloc(context, sizeof **layer);
+    if (*layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    (*layer)->context = context;
+    status = moer_layer_fill(*layer, desc);
+    if (status == MOE_ROUTE_OK) return status;
+    moer_free(context, *layer);
+    *layer = NULL;
+    return status;
+}
+
 MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
     moe_route_layer *layer;
     moe_route_status status;
     if (out != NULL) *out = NULL;
-    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
-    if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: %s is NULL", desc == NULL ? "desc" : "layer");
-    status = moer_context_check(context, "moe_route_layer_create");
-    if (status != MOE_ROUTE_OK) return status;
-    layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
-    if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
-    layer->context = context;
-    status = moer_layer_fill(layer, desc);
-    if (status == MOE_ROUTE_OK && context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_make_variants(layer);
-    if (status != MOE_ROUTE_OK) {
-        moer_free(context, layer);
-        return status;
-    }
-    *out = layer;
-    return MOE_ROUTE_OK;
+    status = moer_layer_begin(context, desc, "moe_route_layer_create", out, "layer", &layer);
+    if (layer == NULL) return status;
+    if (context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_make_variants(layer);
+    if (status == MOE_ROUTE_OK) *out = layer;
+    else moer_free(context, layer);
+    return status;
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context *context, const moe_route_layer_desc *desc, uint32_t *count) {
@@ -11839,15 +11857,9 @@ MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context 
     moe_route_status status;
     uint32_t i, j;
     if (count != NULL) *count = 0;
-    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
-    if (desc == NULL || count == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_count_variants: %s is NULL", desc == NULL ? "desc" : "count");
-    status = moer_context_check(context, "moe_route_layer_count_variants");
-    if (status != MOE_ROUTE_OK) return status;
-    layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
-    if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
-    layer->context = context;
-    status = moer_layer_fill(layer, desc);
-    if (status == MOE_ROUTE_OK && context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_want_variants(layer);
+    status = moer_layer_begin(context, desc, "moe_route_layer_count_variants", count, "count", &layer);
+    if (layer == NULL) return status;
+    if (context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_want_variants(layer);
     for (i = 0; status == MOE_ROUTE_OK && layer->wanted != NULL && i < layer->wanted->count; i++) {
         for (j = 0; layer->wanted->items[j].family != layer->wanted->items[i].family || strcmp(layer->wanted->items[j].defines, layer->wanted->items[i].defines) != 0; j++) {}
         *count += j == i; /* the first of its kind */

@@ -6,17 +6,17 @@
 
   Method: CALLS calls are captured into one CUDA graph that is replayed; the median of the replays is divided by the calls. Two copies of
   the weights take turns, so that a layer's weights come from memory where they don't all fit L2. Logits are normal: experts get about as many
-  rows as each other. Decode steps belong to bench.c.
+  rows as each other. Decode steps belong to moe_route bench.
 */
 #define MOE_ROUTE_IMPLEMENTATION
 #include "../moe_route.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../examples/gpu.h"
+#include "draws.h"
 #include "floors.h"
 
 enum { CALLS = 8, REPLAYS = 11, COPIES = 2, MAX_TIMES = 24, MAX_TOKENS = 16384 };
@@ -69,52 +69,19 @@ static gpu_address device_memory(bench *b, size_t size) {
     return address;
 }
 
-static uint64_t random_state = UINT64_C(88172645463325252);
-
-static uint64_t random_next(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
-static float random_normal(void) {
-    const double u = ((double)(random_next() >> 11) + 1) / 9007199254740993.0, v = (double)(random_next() >> 11) / 9007199254740992.0;
-    return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
-}
-
 typedef void call_function(bench *b, void *user, uint32_t call);
-
-static int by_value(const void *left, const void *right) {
-    const double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
 
 /* Microseconds of one call. */
 static double time_calls(bench *b, call_function *run, void *user) {
-    double milliseconds[REPLAYS];
-    gpu_event begin, end;
+    double milliseconds;
     gpu_graph graph;
     uint32_t call;
-    int i;
-    must_gpu(b, gpu_event_create(&b->gpu, &begin));
-    must_gpu(b, gpu_event_create(&b->gpu, &end));
     must_gpu(b, gpu_capture_begin(&b->gpu, b->stream));
     for (call = 0; call < CALLS; call++) run(b, user, call);
     must_gpu(b, gpu_capture_end(&b->gpu, b->stream, &graph));
-    for (i = -2; i < REPLAYS; i++) { /* the first two warm up */
-        double elapsed;
-        must_gpu(b, gpu_event_record(&b->gpu, begin, b->stream));
-        must_gpu(b, gpu_graph_launch(&b->gpu, graph, b->stream));
-        must_gpu(b, gpu_event_record(&b->gpu, end, b->stream));
-        must_gpu(b, gpu_event_elapsed(&b->gpu, begin, end, &elapsed));
-        if (i >= 0) milliseconds[i] = elapsed;
-    }
+    must_gpu(b, gpu_graph_time(&b->gpu, graph, b->stream, REPLAYS, &milliseconds));
     must_gpu(b, gpu_graph_destroy(&b->gpu, graph));
-    must_gpu(b, gpu_event_destroy(&b->gpu, begin));
-    must_gpu(b, gpu_event_destroy(&b->gpu, end));
-    qsort(milliseconds, REPLAYS, sizeof milliseconds[0], by_value);
-    return 1e3 * milliseconds[REPLAYS / 2] / CALLS;
+    return 1e3 * milliseconds / CALLS;
 }
 
 /* Random bytes, or with a mask 16-bit words (bits & keep) | set. */
@@ -123,7 +90,7 @@ static gpu_address random_memory(bench *b, size_t size, unsigned keep, unsigned 
     static uint16_t block[BLOCK / 2];
     const gpu_address address = device_memory(b, size);
     size_t i;
-    for (i = 0; i < BLOCK / 2; i++) block[i] = (uint16_t)(((unsigned)(random_next() >> 20) & keep) | set);
+    for (i = 0; i < BLOCK / 2; i++) block[i] = (uint16_t)(((unsigned)(bench_random() >> 20) & keep) | set);
     for (i = 0; i < size; i += BLOCK) must_gpu(b, gpu_upload(&b->gpu, address + i, block, size - i < BLOCK ? size - i : BLOCK));
     return address;
 }
@@ -134,7 +101,7 @@ static gpu_address random_logits(bench *b, uint32_t tokens, uint32_t num_experts
     gpu_address address = device_memory(b, count * 4);
     size_t i;
     if (!host) die("bench_large: %s", "out of memory");
-    for (i = 0; i < count; i++) host[i] = random_normal();
+    for (i = 0; i < count; i++) host[i] = (float)bench_normal();
     must_gpu(b, gpu_upload(&b->gpu, address, host, count * 4));
     free(host);
     return address;

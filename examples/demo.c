@@ -124,17 +124,6 @@ static double now(void) { /* seconds */
 #endif
 }
 
-static int by_value(const void *left, const void *right) {
-    double a = *(const double *)left;
-    double b = *(const double *)right;
-    return a < b ? -1 : a > b;
-}
-
-static double median(double *values, size_t count) {
-    qsort(values, count, sizeof *values, by_value);
-    return values[count / 2];
-}
-
 /* Says what was expected, and keeps it for the exit status. */
 static void expect(demo *d, int as_expected, const char *what) {
     if (as_expected) return;
@@ -316,37 +305,25 @@ static size_t run_all_tokens(demo *d, const variety *v, uint32_t batch_size, dou
 /* Microseconds a call. All calls become one CUDA graph, which is replayed: what an engine does with a decode step. */
 static double time_on_gpu(demo *d, const variety *v, uint32_t batch_size) {
     const int rounds = batch_size < 256 ? 1 : 16; /* so that one replay outweighs its own launch */
-    double milliseconds[NUM_REPLAYS];
-    gpu_event begin, end;
+    double milliseconds;
     gpu_graph graph;
     size_t calls = 0;
     int i;
-    must_gpu(d, gpu_event_create(&d->gpu, &begin));
-    must_gpu(d, gpu_event_create(&d->gpu, &end));
     must_gpu(d, gpu_capture_begin(&d->gpu, d->stream));
     for (i = 0; i < rounds; i++) calls += run_all_tokens(d, v, batch_size, NULL);
     must_gpu(d, gpu_capture_end(&d->gpu, d->stream, &graph));
     memory_spoil(d, &d->out, sizeof(uint16_t) * TOKENS * HIDDEN); /* so that what is compared comes from the replays */
     memory_spoil(d, &d->ids, sizeof d->result_ids);
     memory_spoil(d, &d->weights, sizeof d->result_weights);
-    for (i = -3; i < NUM_REPLAYS; i++) { /* the first three warm up */
-        double elapsed;
-        must_gpu(d, gpu_event_record(&d->gpu, begin, d->stream));
-        must_gpu(d, gpu_graph_launch(&d->gpu, graph, d->stream));
-        must_gpu(d, gpu_event_record(&d->gpu, end, d->stream));
-        must_gpu(d, gpu_event_elapsed(&d->gpu, begin, end, &elapsed));
-        if (i >= 0) milliseconds[i] = elapsed;
-    }
+    must_gpu(d, gpu_graph_time(&d->gpu, graph, d->stream, NUM_REPLAYS, &milliseconds));
     must_gpu(d, gpu_graph_destroy(&d->gpu, graph));
-    must_gpu(d, gpu_event_destroy(&d->gpu, begin));
-    must_gpu(d, gpu_event_destroy(&d->gpu, end));
-    return 1e3 * median(milliseconds, NUM_REPLAYS) / (double)calls;
+    return 1e3 * milliseconds / (double)calls;
 }
 
 static double time_on_cpu(demo *d, const variety *v, uint32_t batch_size) {
     static double seconds[TOKENS];
     size_t calls = run_all_tokens(d, v, batch_size, seconds);
-    return 1e6 * median(seconds, calls);
+    return 1e6 * gpu_median(seconds, calls);
 }
 
 /* ---- preparing both formats ---- */

@@ -132,16 +132,6 @@ static uint32_t num_steps(const rank *r, const workload *w) {
     return r->o->steps && r->o->steps < possible ? r->o->steps : possible < MAX_STEPS ? possible : MAX_STEPS;
 }
 
-static int by_value(const void *left, const void *right) {
-    const double a = *(const double *)left, b = *(const double *)right;
-    return a < b ? -1 : a > b;
-}
-
-static double median(double *values, size_t count) {
-    qsort(values, count, sizeof *values, by_value);
-    return count ? values[count / 2] : 0;
-}
-
 /* What `args` says of one device's tokens, so many a call; a layer without logits is the shared expert, of one slot a token. */
 static void run_in_parts(rank *r, engine *e, const char *what, const moe_route_layer *layer, const moe_route_layer_args *args, uint32_t part) {
     const moe_route_address row = (moe_route_address)e->desc.work->hidden_size * 2;
@@ -254,7 +244,7 @@ static void make_reference(rank *r, const workload *w, reference *ref) {
         }
         if (engine_download(&e, (char *)ref->y + (size_t)step * t * row, e.memory[Y].address + (moe_route_address)r->mesh.rank * t * row, t * row)) die(r, "%s", e.error);
     }
-    ref->microseconds = median(times, steps);
+    ref->microseconds = gpu_median(times, steps);
     moe_route_layer_destroy(layer);
     moe_route_layer_destroy(fast);
     moe_route_layer_destroy(shared);
@@ -309,7 +299,7 @@ static double replay(rank *r, engine *e, const reference *ref, double *error) {
     *error = fmax(*error, compare(r, e, ref, 0));
     gpu_graph_destroy(&r->gpu, graph);
     r->gpu.cuGraphDestroy(recorded);
-    return median(times, NUM_REPLAYS);
+    return gpu_median(times, NUM_REPLAYS);
 }
 
 static void run_layer(rank *r, const workload *w, const reference *ref, engine_way way, int exact, report *out) {
@@ -349,8 +339,8 @@ static void run_layer(rank *r, const workload *w, const reference *ref, engine_w
         out->bytes_back += (double)e.counts.bytes_back / steps;
         out->error = fmax(out->error, compare(r, &e, ref, step));
     }
-    for (i = 0; i < NUM_PHASES; i++) out->times[i] = median(times[i], steps);
-    out->total = median(times[NUM_PHASES], steps);
+    for (i = 0; i < NUM_PHASES; i++) out->times[i] = gpu_median(times[i], steps);
+    out->total = gpu_median(times[NUM_PHASES], steps);
     out->alone = ref->microseconds;
     out->alltoalls = r->x.alltoalls;
     if (o->graph && r->on_gpu && !exact) out->replayed = replay(r, &e, ref, &out->error);

@@ -377,6 +377,39 @@ GPU_FUNCTION int gpu_graph_destroy(gpu_device *gpu, gpu_graph graph) {
     return gpu_result(gpu, "cuGraphExecDestroy", gpu->cuGraphExecDestroy(graph));
 }
 
+GPU_FUNCTION int gpu_compare_values(const void *left, const void *right) {
+    const double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+/* Sorts the values; 0 where there are none. */
+GPU_FUNCTION double gpu_median(double *values, size_t count) {
+    qsort(values, count, sizeof *values, gpu_compare_values);
+    return count ? values[count / 2] : 0;
+}
+
+enum { GPU_MAX_REPLAYS = 64 };
+
+/* The median time of so many replays, up to GPU_MAX_REPLAYS, after three to warm up; waits for them. */
+GPU_FUNCTION int gpu_graph_time(gpu_device *gpu, gpu_graph graph, gpu_stream stream, int replays, double *milliseconds) {
+    double times[GPU_MAX_REPLAYS];
+    gpu_event begin = NULL, end = NULL;
+    int i, result = gpu_event_create(gpu, &begin);
+    if (!result) result = gpu_event_create(gpu, &end);
+    for (i = -3; i < replays && !result; i++) {
+        double elapsed;
+        result = gpu_event_record(gpu, begin, stream);
+        if (!result) result = gpu_graph_launch(gpu, graph, stream);
+        if (!result) result = gpu_event_record(gpu, end, stream);
+        if (!result) result = gpu_event_elapsed(gpu, begin, end, &elapsed);
+        if (!result && i >= 0) times[i] = elapsed;
+    }
+    if (!result) *milliseconds = gpu_median(times, (size_t)replays);
+    if (begin) gpu_event_destroy(gpu, begin);
+    if (end) gpu_event_destroy(gpu, end);
+    return result;
+}
+
 /* ---- kernels of one's own ---- */
 
 /* From PTX text or a cubin. */

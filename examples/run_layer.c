@@ -385,35 +385,16 @@ static void make_arguments(run *r, moe_route_address x) {
 
 /* ---- its output ---- */
 
-static int by_value(const void *left, const void *right) {
-    const double a = *(const double *)left, b = *(const double *)right;
-    return a < b ? -1 : a > b;
-}
-
 /* Microseconds of a call: the median of its replays as a CUDA graph. */
 static double time_on_gpu(run *r) {
-    double milliseconds[NUM_REPLAYS];
-    gpu_event begin, end;
+    double milliseconds;
     gpu_graph graph;
-    int i;
-    must_gpu(r, gpu_event_create(&r->gpu, &begin));
-    must_gpu(r, gpu_event_create(&r->gpu, &end));
     must_gpu(r, gpu_capture_begin(&r->gpu, r->stream));
     must(r, moe_route_layer_run(r->layer, &r->args));
     must_gpu(r, gpu_capture_end(&r->gpu, r->stream, &graph));
-    for (i = -3; i < NUM_REPLAYS; i++) { /* the first three warm up */
-        double elapsed;
-        must_gpu(r, gpu_event_record(&r->gpu, begin, r->stream));
-        must_gpu(r, gpu_graph_launch(&r->gpu, graph, r->stream));
-        must_gpu(r, gpu_event_record(&r->gpu, end, r->stream));
-        must_gpu(r, gpu_event_elapsed(&r->gpu, begin, end, &elapsed));
-        if (i >= 0) milliseconds[i] = elapsed;
-    }
+    must_gpu(r, gpu_graph_time(&r->gpu, graph, r->stream, NUM_REPLAYS, &milliseconds));
     must_gpu(r, gpu_graph_destroy(&r->gpu, graph));
-    must_gpu(r, gpu_event_destroy(&r->gpu, begin));
-    must_gpu(r, gpu_event_destroy(&r->gpu, end));
-    qsort(milliseconds, NUM_REPLAYS, sizeof milliseconds[0], by_value);
-    return 1e3 * milliseconds[NUM_REPLAYS / 2];
+    return 1e3 * milliseconds;
 }
 
 static void print_routing(run *r) {

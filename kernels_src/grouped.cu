@@ -22,11 +22,8 @@
 #include "scores.h"
 #include "activations.h"
 #include "grouped.h"
+#include "output.h"
 
-#ifndef UP_APART
-#define UP_APART 0
-#endif
-#define COLUMNS (GATED && !UP_APART ? ROWS / 2 : ROWS) /* of the output */
 #define TILE_COLUMNS (GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS)
 #define COLUMN_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 
@@ -40,12 +37,6 @@ DEVICE u32 tile_column(const tile_place &p, u32 n) {
 }
 
 DEVICE bool is_up(u32 n) { return GATED && n / 8 % 2 != 0; }
-
-/* The weight row of an output column. */
-DEVICE u32 column_row(u32 column, bool up) {
-    if (!GATED || UP_APART) return column;
-    return INTERLEAVED ? column * 2 + up : column + (up ? COLUMNS : 0);
-}
 
 DEVICE weight_row tile_weight_row(const moer_matmul_args &a, const tile_place &p, u32 n) {
     return find_weight_row(UP_APART && is_up(n) ? a.up_weights : a.weights, p.expert, column_row(tile_column(p, n), is_up(n)));
@@ -95,10 +86,7 @@ DEVICE void find_rows(const moer_matmul_args &a, const tile_place &p, row_source
         const u32 r = i * 64 + thread_index() / 4, row = p.base + r < p.end_row ? p.base + r : p.base;
         sources.x[i] = 0;
         if (r >= TILE_ROWS || p.base + r / 16 * 16 >= p.end_row) continue;
-        u32 index = row;
-        if (X_INDEX != 2) index = (u32)a.row_to_pair[row];
-        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;
-        sources.x[i] = (const u8 *)a.x + (u64)index * INNER * X_BYTES;
+        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, row) * INNER * X_BYTES;
     }
 }
 
@@ -119,16 +107,8 @@ DEVICE void scale_columns(const moer_matmul_args &a, const tile_place &p, float 
         }
 }
 
-/* An output from its sums. */
-DEVICE float finish_value(const moer_matmul_args &a, const tile_place &p, u32 column, float weight, float value, float up) {
-    if (WEIGHT_ON_INPUT) value = f32_mul(value, weight); /* W @ (weight * x): without rounding weight * x to x's dtype */
-    if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + column_row(column, false), BIAS));
-    if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);
-    if (GATED) {
-        if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
-        if (BIAS) up = f32_add(up, load_value(UP_APART ? a.up_bias : a.bias, (u64)p.expert * ROWS + column_row(column, true), BIAS));
-        value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
-    }
+DEVICE float finish_output(const moer_matmul_args &a, const tile_place &p, u32 column, float weight, float value, float up) {
+    value = finish_value(a, p.expert, column, weight, value, up);
     return WEIGHT_ON_OUTPUT ? f32_mul(value, weight) : value;
 }
 
@@ -148,12 +128,12 @@ DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, const fl
                 const u32 n = (warp % WARPS_ACROSS * COLUMN_FRAGMENTS + j) * 8, up = (j + GATED) % COLUMN_FRAGMENTS;
                 const u32 column = p.first_column + (GATED ? n / 2 : n) + (lane & 3) * 2;
                 if (column >= COLUMNS) continue;
-                const float first = finish_value(a, p, column, weight, sums[m][j][i], sums[m][up][i]);
+                const float first = finish_output(a, p, column, weight, sums[m][j][i], sums[m][up][i]);
                 if (COLUMNS % 2 != 0 && column + 1 >= COLUMNS) {
                     store_value(a.out, at + column, OUT, first);
                     continue;
                 }
-                const float second = finish_value(a, p, column + 1, weight, sums[m][j][i + 1], sums[m][up][i + 1]);
+                const float second = finish_output(a, p, column + 1, weight, sums[m][j][i + 1], sums[m][up][i + 1]);
                 if (OUT == DTYPE_F32 || COLUMNS % 2 != 0) {
                     store_value(a.out, at + column, OUT, first);
                     store_value(a.out, at + column + 1, OUT, second);

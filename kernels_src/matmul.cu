@@ -24,19 +24,16 @@
 #include "args.h"
 #include "scores.h"
 #include "activations.h"
-#ifndef UP_APART
-#define UP_APART 0
-#endif
 #include "tile.h"
 #define STREAM_COPIES (CAN_COPY(WARPS) && ROW_BLOCKS == 1)
 #include "stream.h"
+#include "output.h"
 
 #ifndef OUT_ORDER
 #define OUT_ORDER PAIRS_LINEAR
 #endif
 
 constexpr int X_HOW = ROW_BLOCKS > 1 ? X_LATE : can_hold(WARPS) ? X_HELD : X_LOADED;
-#define COLUMNS (GATED && !UP_APART ? ROWS / 2 : ROWS) /* of the output */
 #define TILE_COLUMNS (GATED ? 8 : 16)
 #define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 #define TILE_TOKENS (8 * ROW_BLOCKS)
@@ -58,8 +55,7 @@ static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <=
 DEVICE u64 tile_row(u32 tile, u32 i) {
     u64 column = (u64)tile * TILE_COLUMNS + (GATED ? i & 7 : i);
     if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;
-    if (!GATED || UP_APART) return column;
-    return INTERLEAVED ? column * 2 + (i >> 3) : column + (i >> 3) * COLUMNS;
+    return column_row(column, i >= 8);
 }
 
 /* A range of the tiles of all distinct experts: tile work % NUM_TILES of expert work / NUM_TILES. */
@@ -86,10 +82,7 @@ DEVICE void find_activations(const moer_matmul_args &a, place &p) {
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; b++) {
         const u32 wanted = p.base + b * 8 + (lane_index() >> 2);
-        const u32 row = wanted < p.end_row ? wanted : p.base;
-        p.x_row[b] = row;
-        if (X_INDEX != 2) p.x_row[b] = X_INDEX == 0 && a.num_pairs == K ? 0 : (u32)a.row_to_pair[row]; /* of one token: at once */
-        if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) p.x_row[b] /= K;
+        p.x_row[b] = x_row_of(a, wanted < p.end_row ? wanted : p.base);
         if (!TENSOR_CORES && wanted >= p.end_row) p.x_row[b] = NO_ROW;
     }
 }
@@ -105,14 +98,14 @@ DEVICE void find_rows(const moer_matmul_args &a, place &p) {
 
 /* The same from the tile before, in fewer instructions and registers. */
 DEVICE void find_next_rows(const moer_matmul_args &a, place &p) {
-    constexpr u32 TILE_ROWS = TILE_COLUMNS * (GATED && INTERLEAVED && !UP_APART ? 2 : 1);
+    constexpr u32 TILE_ROWS = TILE_COLUMNS * (GATED && INTERLEAVED && !UP_APART ? 2 : 1), HIGH_ROWS = !GATED ? 8 : INTERLEAVED ? 1 : COLUMNS; /* from low to high */
     if (!EVEN_TILES) return find_rows(a, p);
     p.rows.low = row_after(p.rows.low, TILE_ROWS);
-    p.rows.high = UP_APART ? row_after(p.rows.high, TILE_ROWS) : row_after(p.rows.low, !GATED ? 8 : INTERLEAVED ? 1 : COLUMNS);
+    p.rows.high = UP_APART ? row_after(p.rows.high, TILE_ROWS) : row_after(p.rows.low, HIGH_ROWS);
 #if STREAM_COPIES
     if (ROWS_KEEP_WORDS(TILE_ROWS)) {
         p.source = copy_source_after(p.source, TILE_ROWS);
-        if (!UP_APART) p.source.high = p.source.low + (!GATED ? 8 : INTERLEAVED ? 1 : COLUMNS) * ROW_BYTES;
+        if (!UP_APART) p.source.high = p.source.low + HIGH_ROWS * ROW_BYTES;
         return;
     }
 #endif
@@ -169,16 +162,7 @@ DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &part
             value = f32_add(value, partial[slot * PARTIAL_SIZE + (w * 16 + c) * PARTIAL_STRIDE + token]);
             if (GATED) up = f32_add(up, partial[slot * PARTIAL_SIZE + (w * 16 + c + 8) * PARTIAL_STRIDE + token]);
         }
-        /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */
-        const float weight = WEIGHT_ON_INPUT ? load_value(a.router_weights, pair, WEIGHTS) : 1.0f;
-        if (WEIGHT_ON_INPUT) value = f32_mul(value, weight);
-        if (BIAS) value = f32_add(value, load_value(a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c), BIAS));
-        if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);
-        if (GATED) {
-            if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
-            if (BIAS) up = f32_add(up, load_value(UP_APART ? a.up_bias : a.bias, (u64)p.expert * ROWS + tile_row(p.tile, c + 8), BIAS));
-            value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
-        }
+        value = finish_value(a, p.expert, column, WEIGHT_ON_INPUT ? load_value(a.router_weights, pair, WEIGHTS) : 1.0f, value, up);
         store_value(a.out, (u64)(u32)at * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);
     }
 }

@@ -71,6 +71,10 @@ struct weight_chunk {
     u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */
 };
 
+/* The first group of a step, and where its scales are in their row. */
+DEVICE u64 first_group(u64 step) { return GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1); }
+DEVICE u64 scales_at(u64 step) { return first_group(step) * SCALE_BYTES; }
+
 /* The scales of a step's groups; 0 for those past the row, of which an inner step has none. */
 DEVICE void load_scales(u32 (&word)[(SUBS * SCALE_BYTES + 3) / 4], const u8 *scales, u64 group, bool inner) {
     constexpr u32 BYTES = SUBS * SCALE_BYTES, ALIGN = SCALE_ALIGN < BYTES ? SCALE_ALIGN : BYTES;
@@ -107,9 +111,9 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inne
 #pragma unroll
         for (u32 i = 0; i < BYTES / 4; i++) c.word[piece * (BYTES / 4) + i] = word[i];
     }
-    if (GROUP != 0) load_scales(c.scale, row.scales, SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1), inner);
+    if (GROUP != 0) load_scales(c.scale, row.scales, first_group(step), inner);
     if (ZERO_POINTS) {
-        const u64 group = GROUP == 0 ? 0 : SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1);
+        const u64 group = first_group(step);
         const u64 first = WEIGHT_BITS == 4 ? group / 2 : group;
         load_weights<(WEIGHT_BITS == 4 ? (SUBS + 1) / 2 : SUBS), 1>(c.zero_point, row.zero_points + first, first < ZERO_POINT_ROW_BYTES ? (u32)(ZERO_POINT_ROW_BYTES - first) : 0);
         if (WEIGHT_BITS == 4 && SUBS == 1) c.zero_point[0] >>= group % 2 * 4;
@@ -128,9 +132,6 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inne
 #define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 ? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))
 #define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)
 
-/* Where the scales of a step are in their row. */
-DEVICE u64 scales_at(u64 step) { return (SUBS > 1 ? step * SUBS : step * STEP / (GROUP != 0 ? GROUP : 1)) * SCALE_BYTES; }
-
 /* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */
 struct copy_source {
     const u8 *low, *high, *scales;
@@ -143,11 +144,12 @@ DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &hig
     copy_source s;
     s.low = low.data + part * 64 + t * 16;
     s.high = high.data + part * 64 + t * 16;
-    s.scales = (t % 2 ? high.scales : low.scales) + scales_at(part);
+    const u8 *const low_scales = low.scales + scales_at(part), *const high_scales = high.scales + scales_at(part);
+    s.scales = t % 2 ? high_scales : low_scales;
     if (!SCALES_FILL_WORDS) s.scales -= (u64)s.scales & 3;
     s.scales += t / 2 * 4;
-    s.low_scales = 0x3210u + 0x1111u * ((u32)((u64)low.scales + scales_at(part)) & 3);
-    s.high_scales = 0x3210u + 0x1111u * ((u32)((u64)high.scales + scales_at(part)) & 3);
+    s.low_scales = 0x3210u + 0x1111u * ((u32)(u64)low_scales & 3);
+    s.high_scales = 0x3210u + 0x1111u * ((u32)(u64)high_scales & 3);
     return s;
 }
 

@@ -123,6 +123,10 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
         for (u32 d = 0; d < DEPTH; d++) {
             const u32 index = round * DEPTH + d, step = part + index * PARTS;
             const bool exists = index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index);
+            const auto go_on = [&] {
+                if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);
+                else load_step_weights(stream, memory, d, next, next_part, d, more);
+            };
 #if STREAM_COPIES /* taken out at once, so that its place is free again */
             const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;
             copy_async_wait<DEPTH - 1>();
@@ -133,8 +137,7 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
                 high = fetch_chunk(memory, at, 1, source);
             }
             warp_barrier();
-            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);
-            else load_step_weights(stream, memory, d, next, next_part, d, more);
+            go_on();
 #else
             weight_chunk &low = stream.low[d], &high = stream.high[d];
 #endif
@@ -144,9 +147,7 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
             }
             if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);
             else if (more) load_step_activations(stream, d, next_x, next_part, d);
-            if (STREAM_COPIES) continue;
-            if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);
-            else load_step_weights(stream, memory, d, next, next_part, d, more);
+            if (!STREAM_COPIES) go_on();
         }
 }
 

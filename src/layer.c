@@ -701,25 +701,34 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
     return MOE_ROUTE_OK;
 }
 
+/* A filled layer for a function whose output `out` is named so; NULL on failure. */
+static moe_route_status moer_layer_begin(moe_route_context *context, const moe_route_layer_desc *desc, const char *function, const void *out, const char *name, moe_route_layer **layer) {
+    moe_route_status status;
+    *layer = NULL;
+    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
+    if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "%s: %s is NULL", function, desc == NULL ? "desc" : name);
+    status = moer_context_check(context, function);
+    if (status != MOE_ROUTE_OK) return status;
+    *layer = (moe_route_layer *)moer_alloc(context, sizeof **layer);
+    if (*layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
+    (*layer)->context = context;
+    status = moer_layer_fill(*layer, desc);
+    if (status == MOE_ROUTE_OK) return status;
+    moer_free(context, *layer);
+    *layer = NULL;
+    return status;
+}
+
 MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
     moe_route_layer *layer;
     moe_route_status status;
     if (out != NULL) *out = NULL;
-    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
-    if (desc == NULL || out == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_create: %s is NULL", desc == NULL ? "desc" : "layer");
-    status = moer_context_check(context, "moe_route_layer_create");
-    if (status != MOE_ROUTE_OK) return status;
-    layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
-    if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
-    layer->context = context;
-    status = moer_layer_fill(layer, desc);
-    if (status == MOE_ROUTE_OK && context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_make_variants(layer);
-    if (status != MOE_ROUTE_OK) {
-        moer_free(context, layer);
-        return status;
-    }
-    *out = layer;
-    return MOE_ROUTE_OK;
+    status = moer_layer_begin(context, desc, "moe_route_layer_create", out, "layer", &layer);
+    if (layer == NULL) return status;
+    if (context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_make_variants(layer);
+    if (status == MOE_ROUTE_OK) *out = layer;
+    else moer_free(context, layer);
+    return status;
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context *context, const moe_route_layer_desc *desc, uint32_t *count) {
@@ -727,15 +736,9 @@ MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context 
     moe_route_status status;
     uint32_t i, j;
     if (count != NULL) *count = 0;
-    if (context == NULL) return MOE_ROUTE_ERROR_ARGUMENT;
-    if (desc == NULL || count == NULL) return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_count_variants: %s is NULL", desc == NULL ? "desc" : "count");
-    status = moer_context_check(context, "moe_route_layer_count_variants");
-    if (status != MOE_ROUTE_OK) return status;
-    layer = (moe_route_layer *)moer_alloc(context, sizeof *layer);
-    if (layer == NULL) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for a layer");
-    layer->context = context;
-    status = moer_layer_fill(layer, desc);
-    if (status == MOE_ROUTE_OK && context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_want_variants(layer);
+    status = moer_layer_begin(context, desc, "moe_route_layer_count_variants", count, "count", &layer);
+    if (layer == NULL) return status;
+    if (context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_want_variants(layer);
     for (i = 0; status == MOE_ROUTE_OK && layer->wanted != NULL && i < layer->wanted->count; i++) {
         for (j = 0; layer->wanted->items[j].family != layer->wanted->items[i].family || strcmp(layer->wanted->items[j].defines, layer->wanted->items[i].defines) != 0; j++) {}
         *count += j == i; /* the first of its kind */

@@ -184,11 +184,11 @@ TEST(activations_have_the_same_bits_on_every_device) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE"), *text = getenv("TEST_SEED");
+    const char *text = getenv("TEST_SEED");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     if (text) seed = strtoull(text, NULL, 10);
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    device_open_wanted(&device);
     RUN(activations_are_as_accurate_as_they_say);
     RUN(activations_keep_their_edges);
     RUN(activations_have_the_same_bits_on_every_device);

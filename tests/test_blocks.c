@@ -180,11 +180,10 @@ TEST(llama4_block) { check_dtypes(&llama4); }
 TEST(longcat_flash_block) { check_dtypes(&longcat_flash); }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     if (!safetensors_open(&file, "tests/data/blocks.safetensors")) device_die(file.error);
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    device_open_wanted(&device);
     RUN(mixtral_block);
     RUN(qwen3_moe_block);
     RUN(gpt_oss_block);

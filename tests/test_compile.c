@@ -220,9 +220,9 @@ static void compile_for(const uint32_t *targets, uint32_t count) {
 int main(int argc, char **argv) {
     static const uint32_t all[] = {80, 86, 89, 90, 100, 103, 120, 121};
     uint32_t targets[16], count = 0;
-    const char *size = getenv("TEST_SIZE"), *list = getenv("TEST_TARGETS");
+    const char *list = getenv("TEST_TARGETS");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     while (list && *list && count < 16) {
         char *end;
         targets[count++] = (uint32_t)strtoul(list, &end, 10);

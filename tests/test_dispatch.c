@@ -291,10 +291,9 @@ TEST(dispatch_matches_its_definition) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     test_begin(argc, argv);
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    device_open_wanted(&device);
     RUN(rank_ranges_are_even);
     RUN(dispatch_matches_its_definition);
     device_close(&device);

@@ -540,11 +540,11 @@ TEST(combine_of_weighted_rows_needs_no_weights) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE"), *text = getenv("TEST_SEED");
+    const char *text = getenv("TEST_SEED");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     if (text) seed = strtoull(text, NULL, 10);
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    device_open_wanted(&device);
     RUN(layer_adds_shared_experts_and_residual);
     RUN(layer_adds_to_y_in_place);
     RUN(rows_do_not_depend_on_the_batch);

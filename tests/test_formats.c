@@ -87,28 +87,7 @@ static void format_matrix_destroy(format_matrix *f) {
 /* out[t, j] = W[ids[t, j]] @ x[t] on the device; both in the matrix's dtype. */
 static void format_matrix_multiply(const format_matrix *f, uint32_t num_tokens, const int32_t *ids, const void *x, void *out) {
     const size_t x_size = (size_t)num_tokens * f->matrix.inner * model_dtype_size(f->dtype), out_size = (size_t)num_tokens * f->top_k * f->matrix.rows * model_dtype_size(f->dtype);
-    device_buffer x_buffer = device_create_aligned(&device, x_size, 16), out_buffer = device_create_aligned(&device, out_size, 16), id_buffer = device_create_from(&device, ids, num_tokens * f->top_k * 4), workspace;
-    moe_route_matmul_args args;
-    size_t size = 0;
-    device_upload(&device, &x_buffer, x, x_size);
-    CHECK(moe_route_layer_workspace_size(f->layer, num_tokens, &size) == MOE_ROUTE_OK, "%s", device_message(&device));
-    workspace = device_create_workspace(&device, size);
-    memset(&args, 0, sizeof args);
-    args.num_tokens = num_tokens;
-    args.matrix = MOE_ROUTE_MATRIX_DOWN;
-    args.ids = id_buffer.address;
-    args.x = x_buffer.address;
-    args.out = out_buffer.address;
-    args.workspace = workspace.address;
-    args.workspace_size = size;
-    args.stream = device.stream;
-    CHECK(moe_route_matmul(f->layer, &args) == MOE_ROUTE_OK, "%s", device_message(&device));
-    device_synchronize(&device);
-    device_download(&device, out, &out_buffer, out_size);
-    device_destroy(&device, &x_buffer);
-    device_destroy(&device, &out_buffer);
-    device_destroy(&device, &id_buffer);
-    device_destroy(&device, &workspace);
+    CHECK(device_matmul(&device, f->layer, MOE_ROUTE_MATRIX_DOWN, 0, num_tokens, num_tokens * f->top_k, ids, x, x_size, out, out_size) == MOE_ROUTE_OK, "%s", device_message(&device));
 }
 
 /* x is 1 at one input and 0 elsewhere: the output is a column of weights, rounded to the dtype and nothing else. The inputs
@@ -280,11 +259,11 @@ TEST(fp8_nan_stays_in_its_row) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE"), *number = getenv("TEST_SEED");
+    const char *number = getenv("TEST_SEED");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     seed = number ? strtoull(number, NULL, 10) : 1;
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    device_open_wanted(&device);
     RUN(weights_are_read_exactly);
     RUN(weights_may_lie_at_any_address);
     RUN(gguf_agrees_with_ggml);

@@ -309,10 +309,9 @@ TEST(large_batches_beyond_32_bits) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    small_size = test_is_small();
+    device_open_wanted(&device);
     RUN(large_batches_match_their_definition_in_every_format);
     RUN(large_batches_heed_every_choice);
     RUN(large_rows_do_not_depend_on_the_batch);

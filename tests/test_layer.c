@@ -345,37 +345,17 @@ static void check_matmul(const model *m, moe_route_matrix which, int per_pair, u
     const model_matrix *matrix = which == MOE_ROUTE_MATRIX_GATE_UP ? &m->gate_up : &m->down;
     const moe_route_dtype dtype = m->spec.dtype;
     const uint32_t top_k = m->spec.top_k, num_pairs = num_tokens * top_k, x_rows = per_pair ? num_pairs : num_tokens;
-    moe_route_matmul_args args;
-    device_buffer x_buffer, out_buffer, id_buffer, workspace;
     float *x = (float *)model_alloc((size_t)x_rows * matrix->inner * 4), *out = (float *)model_alloc((size_t)num_pairs * matrix->rows * 4), *want = (float *)model_alloc((size_t)num_pairs * matrix->rows * 4);
     int32_t *ids = (int32_t *)model_alloc(num_pairs * 4);
     void *stored_x, *stored_out = model_alloc((size_t)num_pairs * matrix->rows * model_dtype_size(dtype));
     test_random random;
-    size_t size = 0;
     uint32_t p, n;
     double error;
     random_seed(&random, seed);
     stored_x = model_random_array(&random, (size_t)x_rows * matrix->inner, dtype, 1.0f, x);
     for (p = 0; p < num_pairs; p++) ids[p] = random_below(&random, 6) ? (int32_t)random_below(&random, m->spec.num_experts) : p % 2 ? -1 : (int32_t)m->spec.num_experts + 3;
-    x_buffer = device_create_aligned(&device, (size_t)x_rows * matrix->inner * model_dtype_size(dtype), 16);
-    device_upload(&device, &x_buffer, stored_x, x_buffer.size);
-    out_buffer = device_create_aligned(&device, (size_t)num_pairs * matrix->rows * model_dtype_size(dtype), 16);
-    id_buffer = device_create_from(&device, ids, num_pairs * 4);
-    moe_route_layer_workspace_size(m->layer, num_tokens, &size);
-    workspace = device_create_workspace(&device, size);
-    memset(&args, 0, sizeof args);
-    args.num_tokens = num_tokens;
-    args.matrix = which;
-    args.x_per_pair = per_pair;
-    args.ids = id_buffer.address;
-    args.x = x_buffer.address;
-    args.out = out_buffer.address;
-    args.workspace = workspace.address;
-    args.workspace_size = size;
-    args.stream = device.stream;
-    CHECK(moe_route_matmul(m->layer, &args) == MOE_ROUTE_OK, "%s", device_message(&device));
-    device_synchronize(&device);
-    device_download(&device, stored_out, &out_buffer, out_buffer.size);
+    CHECK(device_matmul(&device, m->layer, which, per_pair, num_tokens, num_pairs, ids, stored_x, (size_t)x_rows * matrix->inner * model_dtype_size(dtype), stored_out,
+                        (size_t)num_pairs * matrix->rows * model_dtype_size(dtype)) == MOE_ROUTE_OK, "%s", device_message(&device));
     quantize_convert(out, QUANTIZE_F32, stored_out, model_storage(dtype), (size_t)num_pairs * matrix->rows);
     for (p = 0; p < num_pairs; p++) {
         const float *row = x + (size_t)(per_pair ? p : p / top_k) * matrix->inner;
@@ -388,10 +368,6 @@ static void check_matmul(const model *m, moe_route_matrix which, int per_pair, u
     }
     error = relative_error(out, want, (size_t)num_pairs * matrix->rows);
     CHECK(error <= model_bound(dtype), "matrix %d T %u per_pair %d: relative error %.3g", (int)which, num_tokens, per_pair, error);
-    device_destroy(&device, &x_buffer);
-    device_destroy(&device, &out_buffer);
-    device_destroy(&device, &id_buffer);
-    device_destroy(&device, &workspace);
     free(x);
     free(out);
     free(want);
@@ -659,10 +635,9 @@ TEST(layer_explains_its_launches) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    small_size = test_is_small();
+    device_open_wanted(&device);
     RUN(layer_matches_its_definition);
     RUN(layer_heeds_every_choice);
     RUN(layer_rows_do_not_depend_on_the_batch);

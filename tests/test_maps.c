@@ -257,10 +257,9 @@ TEST(maps_leave_identity_experts_out) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    small_size = test_is_small();
+    device_open_wanted(&device);
     RUN(maps_match_their_definition);
     RUN(maps_are_optional_one_by_one);
     RUN(maps_without_outputs_do_nothing);

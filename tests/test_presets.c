@@ -591,10 +591,9 @@ TEST(layers_are_not_made_without_what_the_model_has) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    small_size = test_is_small();
+    device_open_wanted(&device);
     RUN(presets_agree_with_the_golden_routers);
     RUN(presets_agree_with_every_router_of_transformers);
     if (getenv("TEST_ROUTERS")) RUN(presets_agree_with_more_routers);

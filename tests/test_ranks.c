@@ -738,10 +738,9 @@ TEST(ranks_replay_in_a_graph) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     test_begin(argc, argv);
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    device_open_wanted(&device);
     RUN(ranks_give_what_one_device_gives);
     RUN(combine_adds_in_slot_order);
     RUN(layers_agree_on_their_sums);

@@ -621,10 +621,10 @@ TEST(route_gives_the_same_bits_every_time) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
-    if (!device_open(&device, device_wanted(), NULL) || !device_open(&cpu, MOE_ROUTE_DEVICE_CPU, NULL)) device_die(device.reason);
+    small_size = test_is_small();
+    device_open_wanted(&device);
+    if (!device_open(&cpu, MOE_ROUTE_DEVICE_CPU, NULL)) device_die(cpu.reason);
     RUN(route_matches_its_definition);
     RUN(route_cases_tell_choices_apart);
     RUN(route_works_at_every_size);

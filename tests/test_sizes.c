@@ -233,15 +233,12 @@ static void check_matmul(const sized_format *format, uint32_t which, uint32_t nu
     const uint32_t num_tokens = large ? 2 : 5, num_single = large ? 1 : 2, top_k = num_experts == 1 || large ? 1 : 2,
                    num_pairs = num_tokens * top_k;
     float *values = (float *)model_alloc((size_t)num_tokens * inner * 4);
-    device_buffer x_buffer, out_buffer, id_buffer, workspace;
     moe_route_layer *layer = NULL;
     moe_route_layer_desc desc;
-    moe_route_matmul_args args;
     sized_matrix m;
     test_random random;
     int32_t ids[16];
     void *x, *out = model_alloc((size_t)num_pairs * rows * 4);
-    size_t size = 0;
     uint32_t p;
     char what[128];
     snprintf(what, sizeof what, "%s, %u experts, N %u, K %u, dtype %d, choices %u", format->name, num_experts, rows, inner,
@@ -260,35 +257,15 @@ static void check_matmul(const sized_format *format, uint32_t which, uint32_t nu
     for (p = 0; p < num_pairs; p++)
         ids[p] = (int32_t)(p == 0 ? num_experts - 1 : p == 1 ? 0 : random_below(&random, num_experts));
     x = random_input(&random, num_tokens, num_single, inner, dtype, values);
-    x_buffer = device_create_aligned(&device, (size_t)num_tokens * inner * model_dtype_size(dtype), 16);
-    device_upload(&device, &x_buffer, x, x_buffer.size);
-    out_buffer = device_create_aligned(&device, (size_t)num_pairs * rows * model_dtype_size(dtype), 16);
-    id_buffer = device_create_from(&device, ids, num_pairs * 4);
     if (CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device))) {
-        CHECK(moe_route_layer_workspace_size(layer, num_tokens, &size) == MOE_ROUTE_OK, "%s", device_message(&device));
-        workspace = device_create_workspace(&device, size);
-        memset(&args, 0, sizeof args);
-        args.num_tokens = num_tokens;
-        args.matrix = MOE_ROUTE_MATRIX_DOWN;
-        args.ids = id_buffer.address;
-        args.x = x_buffer.address;
-        args.out = out_buffer.address;
-        args.workspace = workspace.address;
-        args.workspace_size = size;
-        args.stream = device.stream;
-        CHECK(moe_route_matmul(layer, &args) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
-        device_synchronize(&device);
-        device_download(&device, out, &out_buffer, out_buffer.size);
+        CHECK(device_matmul(&device, layer, MOE_ROUTE_MATRIX_DOWN, 0, num_tokens, num_pairs, ids, x, (size_t)num_tokens * inner * model_dtype_size(dtype), out,
+                            (size_t)num_pairs * rows * model_dtype_size(dtype)) == MOE_ROUTE_OK, "%s: %s", what, device_message(&device));
         for (p = 0; p < num_pairs; p++)
             check_pair(&random, &m, p / top_k >= num_tokens - num_single, (uint32_t)ids[p], values + (size_t)(p / top_k) * inner,
                        out, p, dtype, what);
-        device_destroy(&device, &workspace);
     }
     moe_route_layer_destroy(layer);
     sized_matrix_destroy(&m);
-    device_destroy(&device, &x_buffer);
-    device_destroy(&device, &out_buffer);
-    device_destroy(&device, &id_buffer);
     free(values);
     free(x);
     free(out);
@@ -443,11 +420,10 @@ TEST(layers_of_every_number_of_experts) {
 }
 
 int main(int argc, char **argv) {
-    const char *size = getenv("TEST_SIZE");
     test_begin(argc, argv);
-    small_size = size && strcmp(size, "small") == 0;
+    small_size = test_is_small();
     if (!safetensors_open(&blocks_file, "tests/data/gguf.safetensors")) device_die(blocks_file.error);
-    if (!device_open(&device, device_wanted(), NULL)) device_die(device.reason);
+    device_open_wanted(&device);
     RUN(matmuls_of_every_size);
     RUN(layers_of_every_number_of_experts);
     device_close(&device);

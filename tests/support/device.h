@@ -121,6 +121,11 @@ GPU_FUNCTION void device_die(const char *what) {
     exit(1);
 }
 
+/* Opens the device that TEST_DEVICE asks for, or ends the program. */
+GPU_FUNCTION void device_open_wanted(test_device *device) {
+    if (!device_open(device, device_wanted(), NULL)) device_die(device->reason);
+}
+
 /* Ends the program when a CUDA call failed. */
 GPU_FUNCTION void device_must(test_device *device, int result) {
     if (result) device_die(device->gpu.reason);
@@ -204,6 +209,37 @@ GPU_FUNCTION void device_destroy(test_device *device, device_buffer *buffer) {
         free(buffer->memory);
     }
     memset(buffer, 0, sizeof *buffer);
+}
+
+/* out[t, j] = W[ids[t, j]] @ x[t], or x[t, j] with per_pair: moe_route_matmul with host arrays of `x_size` and `out_size` bytes; `out` is
+   poisoned before. */
+GPU_FUNCTION moe_route_status device_matmul(test_device *device, const moe_route_layer *layer, moe_route_matrix matrix, int per_pair, uint32_t num_tokens, uint32_t num_pairs,
+                                            const int32_t *ids, const void *x, size_t x_size, void *out, size_t out_size) {
+    device_buffer x_buffer = device_create_aligned(device, x_size, 16), out_buffer = device_create_aligned(device, out_size, 16), id_buffer = device_create_from(device, ids, num_pairs * 4), workspace;
+    moe_route_matmul_args args;
+    moe_route_status status;
+    size_t size = 0;
+    device_upload(device, &x_buffer, x, x_size);
+    status = moe_route_layer_workspace_size(layer, num_tokens, &size);
+    workspace = device_create_workspace(device, size);
+    memset(&args, 0, sizeof args);
+    args.num_tokens = num_tokens;
+    args.matrix = matrix;
+    args.x_per_pair = per_pair;
+    args.ids = id_buffer.address;
+    args.x = x_buffer.address;
+    args.out = out_buffer.address;
+    args.workspace = workspace.address;
+    args.workspace_size = size;
+    args.stream = device->stream;
+    if (status == MOE_ROUTE_OK) status = moe_route_matmul(layer, &args);
+    device_synchronize(device);
+    device_download(device, out, &out_buffer, out_size);
+    device_destroy(device, &x_buffer);
+    device_destroy(device, &out_buffer);
+    device_destroy(device, &id_buffer);
+    device_destroy(device, &workspace);
+    return status;
 }
 
 #endif /* TEST_DEVICE_H */

@@ -144,6 +144,12 @@ TEST_FUNCTION int test_end(void) {
     return test_current.failed ? 1 : 0;
 }
 
+/* TEST_SIZE=small asks for a selection, as where kernels are emulated. */
+TEST_FUNCTION int test_is_small(void) {
+    const char *size = getenv("TEST_SIZE");
+    return size && strcmp(size, "small") == 0;
+}
+
 /* ---- random numbers: the same for a seed on every machine (xorshift64*) ---- */
 
 typedef struct test_random {

@@ -1,7 +1,7 @@
 /*
   bench.h: moe_route bench: microseconds of the router, the combine and whole layers on a GPU, beside floors measured in the
   same run. Here is how they are timed, the router and the combine; bench_layer.h has the layers and the subcommand,
-  bench_report.h what becomes of the numbers. Include bench_report.h and bench/floors.h first.
+  bench_report.h what becomes of the numbers. Include bench_report.h, bench/draws.h and bench/floors.h first.
 
   Method: calls are captured into one CUDA graph, each with logits, activations and workspace of its own where that
   matters; the graph is replayed, and the median of the replays is divided by the calls. Expert weights are rotated over
@@ -59,55 +59,21 @@ static gpu_address device_zeros(bench *b, size_t size) {
     return address;
 }
 
-static uint64_t bench_random_state = UINT64_C(88172645463325252);
-
-static uint64_t bench_random(void) {
-    bench_random_state ^= bench_random_state << 13;
-    bench_random_state ^= bench_random_state >> 7;
-    bench_random_state ^= bench_random_state << 17;
-    return bench_random_state;
-}
-
-static double bench_normal(void) {
-    const double u = ((double)(bench_random() >> 11) + 1) / 9007199254740993.0,
-                 v = (double)(bench_random() >> 11) / 9007199254740992.0;
-    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
-}
-
 /* ---- timing ---- */
 
 typedef void call_function(bench *b, void *user, uint32_t call);
 
-static int by_value(const void *left, const void *right) {
-    const double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
 /* Microseconds of one call. */
 static double time_calls(bench *b, call_function *run, void *user) {
-    double milliseconds[BENCH_REPLAYS];
-    gpu_event begin, end;
+    double milliseconds;
     gpu_graph graph;
     uint32_t call;
-    int i;
-    must_gpu(b, gpu_event_create(&b->gpu, &begin));
-    must_gpu(b, gpu_event_create(&b->gpu, &end));
     must_gpu(b, gpu_capture_begin(&b->gpu, b->stream));
     for (call = 0; call < b->calls; call++) run(b, user, call);
     must_gpu(b, gpu_capture_end(&b->gpu, b->stream, &graph));
-    for (i = -3; i < BENCH_REPLAYS; i++) { /* the first three warm up */
-        double elapsed;
-        must_gpu(b, gpu_event_record(&b->gpu, begin, b->stream));
-        must_gpu(b, gpu_graph_launch(&b->gpu, graph, b->stream));
-        must_gpu(b, gpu_event_record(&b->gpu, end, b->stream));
-        must_gpu(b, gpu_event_elapsed(&b->gpu, begin, end, &elapsed));
-        if (i >= 0) milliseconds[i] = elapsed;
-    }
+    must_gpu(b, gpu_graph_time(&b->gpu, graph, b->stream, BENCH_REPLAYS, &milliseconds));
     must_gpu(b, gpu_graph_destroy(&b->gpu, graph));
-    must_gpu(b, gpu_event_destroy(&b->gpu, begin));
-    must_gpu(b, gpu_event_destroy(&b->gpu, end));
-    qsort(milliseconds, BENCH_REPLAYS, sizeof milliseconds[0], by_value);
-    return 1e3 * milliseconds[BENCH_REPLAYS / 2] / b->calls;
+    return 1e3 * milliseconds / b->calls;
 }
 
 static void run_empty(bench *b, void *user, uint32_t call) {

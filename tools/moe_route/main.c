@@ -10,6 +10,7 @@
 
 #include "../../examples/gpu.h"
 #include "../../examples/quantize.h"
+#include "../../bench/draws.h"
 #include "../../bench/floors.h"
 
 #include "options.h"
