@@ -30,8 +30,8 @@ HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
 PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc_find.c nvrtc.c \
     cache_entry.c cache_folder.c cache_file.c cache_trim.c pack.c pack_write.c cache.c cache_calls.c context.c variant.c wanted.c \
-    formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c cpu_ranks.c router.c preset_table.c presets.c layer.c sequence.c \
-    cpu_operations.c operations.c ranks.c explain.c)
+    formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c cpu_ranks.c router.c preset_table.c presets.c layer.c choices.c sequence.c \
+    cpu_operations.c operations.c ranks.c explain.c tune.c)
 
 all: moe_route.h
 
@@ -171,7 +171,7 @@ include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h examples/*.h) moe_route.h
 DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_large test_epilogue test_blocks \
-    test_dispatch test_ranks
+    test_dispatch test_ranks test_tune
 HOST_TESTS = test_safetensors test_gguf test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 

@@ -83,7 +83,7 @@ typedef enum moe_route_status {
     MOE_ROUTE_ERROR_NO_COMPILER = 5, /* a variant has to be compiled and NVRTC can't be found */
     MOE_ROUTE_ERROR_COMPILE = 6,     /* NVRTC refused a variant; the message holds its log */
     MOE_ROUTE_ERROR_DRIVER = 7,      /* a CUDA driver call failed; the message names it */
-    MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation */
+    MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation, or has to be tuned before */
     MOE_ROUTE_ERROR_FORKED = 9       /* the context was created before fork(); CUDA and NVRTC can't be used in the child.
                                         It can be destroyed there, and so can its layers */
 } moe_route_status;
@@ -481,6 +481,10 @@ typedef struct moe_route_layer_desc {
     uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
                                           layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
                                           Where that leaves no room for the fused combine, AUTO means OFF */
+    moe_route_switch tuned;            /* kernels by what moe_route_layer_tune kept. AUTO: where something is kept. ON: the layer
+                                          is refused without. OFF: by built-in rules. No output depends on it */
+    uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
+                                          what was tuned, else by the average rows of an expert. No output depends on it */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -774,6 +778,7 @@ typedef struct moe_route_launch_info {
 
 typedef struct moe_route_plan {
     uint32_t num_launches; /* 0 on the CPU backend */
+    int32_t tuned;         /* by what moe_route_layer_tune kept */
     moe_route_launch_info launches[MOE_ROUTE_MAX_LAUNCHES];
     size_t workspace_size;
 } moe_route_plan;
@@ -809,6 +814,40 @@ MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context 
 MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index,
                                                        moe_route_variant_info *info);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Tuning: some steps can be done by more than one kernel, with the same bits, and which is fastest depends on the GPU, the
+   layer and the number of tokens. moe_route_layer_tune() times them on the context's GPU with the description's own weights and
+   random tokens, for 1, 2, 4, ... tokens up to max_tokens (at most 16384; beyond, what is best there holds), and keeps what it
+   finds: in the context, and in cache_dir beside the kernels. Layers that are created after that use it, in this process and
+   in later ones, where GPU, shapes, formats and max_tokens are the same. It doesn't measure again what is kept. Without it,
+   built-in rules decide.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct moe_route_tune_step { /* one measurement */
+    uint32_t step, num_steps; /* 1 to num_steps */
+    uint32_t num_tokens;
+    const char *choice;       /* such as "as without tuning" or "tiles of 64 rows"; valid during the call */
+    double microseconds;      /* of the experts' part of the layer, one call of a graph of several */
+} moe_route_tune_step;
+
+typedef void (*moe_route_tune_progress)(const moe_route_tune_step *step, void *user);
+
+typedef struct moe_route_tune_args {
+    moe_route_address workspace;      /* device memory, aligned to 256 bytes; moe_route_layer_tune_workspace_size() bytes */
+    size_t workspace_size;
+    moe_route_tune_progress progress; /* called after each measurement by the thread that tunes, or NULL. It may not tune */
+    void *user;
+    int32_t again;                    /* 1: measure also where something is kept, and replace it */
+} moe_route_tune_args;
+
+/* Takes seconds: it compiles what is compared, and measures. The weights must be in place and the GPU otherwise idle; streams of
+   other threads may not be under capture in global mode. It waits for its own work, on a stream of its own. The description
+   needs both expert matrices. On failure nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
+MOE_ROUTE_API moe_route_status moe_route_layer_tune(moe_route_context *context, const moe_route_layer_desc *desc,
+                                                    const moe_route_tune_args *args);
+MOE_ROUTE_API moe_route_status moe_route_layer_tune_workspace_size(moe_route_context *context, const moe_route_layer_desc *desc,
+                                                                   size_t *size);
 
 /* --------------------------------------------------------------------------------------------------------------------
    Kept variants: the cache on disk, and packs
@@ -1245,6 +1284,7 @@ typedef struct moer_entry { /* an entry that passed every check; the pointers li
     const char *key_text; /* not terminated */
     size_t key_size;
     uint32_t target, nvrtc_version, driver_version, library_version;
+    int is_code; /* 0: results of tuning */
 } moer_entry;
 
 #define MOER_ENTRY_MAX_PAYLOAD (16u << 20)
@@ -1259,8 +1299,10 @@ static int moer_key_make(moer_key *key, const char *family, const char *defines,
 static int moer_key_read(const moer_entry *entry, char *family, size_t family_size, char *defines, size_t defines_size, int *current);
 static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry *entry); /* 0: anything is wrong with it */
 static int moer_entry_is_for(const moer_entry *entry, const moer_key *key);
-/* The bytes of an entry; data NULL when there is no memory, or the code is none that can be kept. */
-static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code);
+/* The payload of results of tuning begins so. */
+#define MOER_TUNING_MAGIC "moe_route tuning 1\n"
+/* The bytes of an entry; data NULL when there is no memory, or the payload is none that can be kept. */
+static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *payload);
 
 /* ---- cache_folder.c ---- */
 typedef struct moer_path { char text[MOER_PATH_MAX]; } moer_path;
@@ -1421,12 +1463,17 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+    MOER_CU_STREAM_NON_BLOCKING = 1,
+    MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     MOER_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 };
 typedef struct CUlib_st *moer_cu_library;
 typedef struct CUkern_st *moer_cu_kernel;
 typedef struct CUfunc_st *moer_cu_function;
+typedef struct CUevent_st *moer_cu_event;
+typedef struct CUgraph_st *moer_cu_graph;
+typedef struct CUgraphExec_st *moer_cu_graph_exec;
 
 typedef struct moer_cu_launch_attribute { /* CUlaunchAttribute */
     int id;
@@ -1468,10 +1515,29 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
+    /* For tuning alone; NULL where a driver lacks them. */
+    moer_cu_result(MOER_CUDA_CALL *cuMemcpyHtoDAsync)(moe_route_address, const void *, size_t, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuMemcpyDtoHAsync)(void *, moe_route_address, size_t, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamCreate)(moe_route_stream *, unsigned int);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamDestroy)(moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamSynchronize)(moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamBeginCapture)(moe_route_stream, int);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamEndCapture)(moe_route_stream, moer_cu_graph *);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphInstantiateWithFlags)(moer_cu_graph_exec *, moer_cu_graph, unsigned long long);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphLaunch)(moer_cu_graph_exec, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphExecDestroy)(moer_cu_graph_exec);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphDestroy)(moer_cu_graph);
+    moer_cu_result(MOER_CUDA_CALL *cuEventCreate)(moer_cu_event *, unsigned int);
+    moer_cu_result(MOER_CUDA_CALL *cuEventDestroy)(moer_cu_event);
+    moer_cu_result(MOER_CUDA_CALL *cuEventRecord)(moer_cu_event, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuEventSynchronize)(moer_cu_event);
+    moer_cu_result(MOER_CUDA_CALL *cuEventElapsedTime)(float *, moer_cu_event, moer_cu_event);
 } moer_driver;
 
 /* Opens the driver and calls cuInit; on failure returns ERROR_NO_DEVICE with a message. Once per context. */
 static moe_route_status moer_driver_open(moe_route_context *context);
+/* Name of a function that only tuning needs, and that this driver lacks; NULL: it has all. */
+static const char *moer_driver_missing(const moer_driver *driver);
 /* moer_fail with ERROR_DRIVER: "<call>: <name of the error> (<its text>)". */
 static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result);
 
@@ -1586,6 +1652,7 @@ struct moe_route_context {
     moer_pack *packs;          /* in the order in which they were added; none is removed while the context lives */
     moe_route_statistics statistics;
     moer_variant *variants;
+    struct moer_tuning *tunings; /* kept in this process */
 };
 
 /* Whether `call` may use the context: its creation succeeded, and in this process. */
@@ -1669,6 +1736,32 @@ static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that a ro
 
 #define MOER_GROUPED_TILES 3 /* sizes of grouped.cu's tiles: 32, 64 and 128 rows */
 
+/* ---- choices.c: which of several kernels of the same result a layer launches ---- */
+#define MOER_CHOICES 21 /* of the token counts up to 1, 2, 4, ..., MOER_MAX_TOKENS */
+typedef struct moer_choice {
+    unsigned char separate;  /* up to MOER_SMALL_PAIRS pairs: 1: down matmul and combine are two kernels even where one can do both */
+    unsigned char tile_rows; /* beyond, in grouped.cu: rows of a tile, 32, 64 or 128; 0: by the average rows of an expert */
+} moer_choice;
+
+typedef struct moer_tuning { /* what was measured for one kind of layer */
+    struct moer_tuning *next;
+    unsigned char digest[32]; /* of its key */
+    moer_choice choices[MOER_CHOICES];
+} moer_tuning;
+
+/* Fills layer->choices from the description, and from what moe_route_layer_tune kept. */
+static moe_route_status moer_layer_choose(moe_route_layer *layer, const moe_route_layer_desc *desc);
+/* The choice at a number of tokens. */
+static const moer_choice *moer_layer_choice(const moe_route_layer *layer, uint32_t num_tokens);
+/* The token counts that choice i is for, up to max_tokens, and of these those with more than MOER_SMALL_PAIRS pairs (`large`), or those
+   without. 0: there are none. */
+static int moer_choice_range(const moe_route_layer *layer, uint32_t i, int large, uint32_t *least, uint32_t *most);
+/* Whether something is kept for the layer; then into `choices`, which may be NULL. */
+static int moer_tuning_find(const moe_route_layer *layer, moer_choice *choices);
+/* Keeps it in the context, and in its cache folder. */
+static moe_route_status moer_tuning_keep(const moe_route_layer *layer, const moer_choice *choices);
+static void moer_tunings_destroy(moe_route_context *context);
+
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -1677,6 +1770,8 @@ struct moe_route_layer {
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
+    int tuned;                /* choices are what moe_route_layer_tune kept */
+    moer_choice choices[MOER_CHOICES];
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
     float alpha, up_beta, up_offset, clamp; /* alpha is SILU's, or SITU's beta; up_beta 0: none */
@@ -1711,6 +1806,7 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /* down matmul and combine in one kernel */
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
@@ -6797,32 +6893,52 @@ static void moer_sha256_end(moer_sha256 *hash, unsigned char digest[32]) {
 typedef struct moer_symbol { /* a function to look up, and the field that it goes to */
     const char *name;
     size_t offset;
-    int required;
+    int required; /* MOER_OPTIONAL, ... */
 } moer_symbol;
 
+#define MOER_OPTIONAL 0
+#define MOER_REQUIRED 1
+#define MOER_FOR_TUNING 2 /* required by that alone */
+
 static const moer_symbol moer_driver_symbols[] = {
-    {"cuInit", offsetof(moer_driver, cuInit), 1},
-    {"cuDriverGetVersion", offsetof(moer_driver, cuDriverGetVersion), 1},
-    {"cuGetErrorName", offsetof(moer_driver, cuGetErrorName), 1},
-    {"cuGetErrorString", offsetof(moer_driver, cuGetErrorString), 1},
-    {"cuDeviceGetCount", offsetof(moer_driver, cuDeviceGetCount), 1},
-    {"cuDeviceGet", offsetof(moer_driver, cuDeviceGet), 1},
-    {"cuDeviceGetName", offsetof(moer_driver, cuDeviceGetName), 1},
-    {"cuDeviceGetAttribute", offsetof(moer_driver, cuDeviceGetAttribute), 1},
-    {"cuDevicePrimaryCtxRetain", offsetof(moer_driver, cuDevicePrimaryCtxRetain), 1},
-    {"cuDevicePrimaryCtxRelease_v2", offsetof(moer_driver, cuDevicePrimaryCtxRelease), 1},
-    {"cuCtxGetCurrent", offsetof(moer_driver, cuCtxGetCurrent), 1},
-    {"cuCtxGetDevice", offsetof(moer_driver, cuCtxGetDevice), 1},
-    {"cuCtxPushCurrent_v2", offsetof(moer_driver, cuCtxPushCurrent), 1},
-    {"cuCtxPopCurrent_v2", offsetof(moer_driver, cuCtxPopCurrent), 1},
-    {"cuThreadExchangeStreamCaptureMode", offsetof(moer_driver, cuThreadExchangeStreamCaptureMode), 1},
-    {"cuLibraryLoadData", offsetof(moer_driver, cuLibraryLoadData), 1},
-    {"cuLibraryUnload", offsetof(moer_driver, cuLibraryUnload), 1},
-    {"cuLibraryGetKernel", offsetof(moer_driver, cuLibraryGetKernel), 1},
-    {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), 1},
-    {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), 1},
-    {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), 0},
-    {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), 1},
+    {"cuInit", offsetof(moer_driver, cuInit), MOER_REQUIRED},
+    {"cuDriverGetVersion", offsetof(moer_driver, cuDriverGetVersion), MOER_REQUIRED},
+    {"cuGetErrorName", offsetof(moer_driver, cuGetErrorName), MOER_REQUIRED},
+    {"cuGetErrorString", offsetof(moer_driver, cuGetErrorString), MOER_REQUIRED},
+    {"cuDeviceGetCount", offsetof(moer_driver, cuDeviceGetCount), MOER_REQUIRED},
+    {"cuDeviceGet", offsetof(moer_driver, cuDeviceGet), MOER_REQUIRED},
+    {"cuDeviceGetName", offsetof(moer_driver, cuDeviceGetName), MOER_REQUIRED},
+    {"cuDeviceGetAttribute", offsetof(moer_driver, cuDeviceGetAttribute), MOER_REQUIRED},
+    {"cuDevicePrimaryCtxRetain", offsetof(moer_driver, cuDevicePrimaryCtxRetain), MOER_REQUIRED},
+    {"cuDevicePrimaryCtxRelease_v2", offsetof(moer_driver, cuDevicePrimaryCtxRelease), MOER_REQUIRED},
+    {"cuCtxGetCurrent", offsetof(moer_driver, cuCtxGetCurrent), MOER_REQUIRED},
+    {"cuCtxGetDevice", offsetof(moer_driver, cuCtxGetDevice), MOER_REQUIRED},
+    {"cuCtxPushCurrent_v2", offsetof(moer_driver, cuCtxPushCurrent), MOER_REQUIRED},
+    {"cuCtxPopCurrent_v2", offsetof(moer_driver, cuCtxPopCurrent), MOER_REQUIRED},
+    {"cuThreadExchangeStreamCaptureMode", offsetof(moer_driver, cuThreadExchangeStreamCaptureMode), MOER_REQUIRED},
+    {"cuLibraryLoadData", offsetof(moer_driver, cuLibraryLoadData), MOER_REQUIRED},
+    {"cuLibraryUnload", offsetof(moer_driver, cuLibraryUnload), MOER_REQUIRED},
+    {"cuLibraryGetKernel", offsetof(moer_driver, cuLibraryGetKernel), MOER_REQUIRED},
+    {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), MOER_REQUIRED},
+    {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), MOER_REQUIRED},
+    {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), MOER_OPTIONAL},
+    {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), MOER_REQUIRED},
+    {"cuMemcpyHtoDAsync_v2", offsetof(moer_driver, cuMemcpyHtoDAsync), MOER_FOR_TUNING},
+    {"cuMemcpyDtoHAsync_v2", offsetof(moer_driver, cuMemcpyDtoHAsync), MOER_FOR_TUNING},
+    {"cuStreamCreate", offsetof(moer_driver, cuStreamCreate), MOER_FOR_TUNING},
+    {"cuStreamDestroy_v2", offsetof(moer_driver, cuStreamDestroy), MOER_FOR_TUNING},
+    {"cuStreamSynchronize", offsetof(moer_driver, cuStreamSynchronize), MOER_FOR_TUNING},
+    {"cuStreamBeginCapture_v2", offsetof(moer_driver, cuStreamBeginCapture), MOER_FOR_TUNING},
+    {"cuStreamEndCapture", offsetof(moer_driver, cuStreamEndCapture), MOER_FOR_TUNING},
+    {"cuGraphInstantiateWithFlags", offsetof(moer_driver, cuGraphInstantiateWithFlags), MOER_FOR_TUNING},
+    {"cuGraphLaunch", offsetof(moer_driver, cuGraphLaunch), MOER_FOR_TUNING},
+    {"cuGraphExecDestroy", offsetof(moer_driver, cuGraphExecDestroy), MOER_FOR_TUNING},
+    {"cuGraphDestroy", offsetof(moer_driver, cuGraphDestroy), MOER_FOR_TUNING},
+    {"cuEventCreate", offsetof(moer_driver, cuEventCreate), MOER_FOR_TUNING},
+    {"cuEventDestroy_v2", offsetof(moer_driver, cuEventDestroy), MOER_FOR_TUNING},
+    {"cuEventRecord", offsetof(moer_driver, cuEventRecord), MOER_FOR_TUNING},
+    {"cuEventSynchronize", offsetof(moer_driver, cuEventSynchronize), MOER_FOR_TUNING},
+    {"cuEventElapsedTime", offsetof(moer_driver, cuEventElapsedTime), MOER_FOR_TUNING},
 };
 
 /* Fills a struct of function pointers. Returns the name of a required function that is missing, or NULL. */
@@ -6831,10 +6947,20 @@ static const char *moer_symbols_find(void *library, const moer_symbol *symbols, 
     size_t i;
     for (i = 0; i < count; i++) {
         moer_function function = moer_library_symbol(library, symbols[i].name);
-        if (!function && symbols[i].required && !missing) missing = symbols[i].name;
+        if (!function && symbols[i].required == MOER_REQUIRED && !missing) missing = symbols[i].name;
         memcpy((char *)functions + symbols[i].offset, &function, sizeof function);
     }
     return missing;
+}
+
+static const char *moer_driver_missing(const moer_driver *driver) {
+    size_t i;
+    for (i = 0; i < MOER_COUNT(moer_driver_symbols); i++) {
+        moer_function function;
+        memcpy(&function, (const char *)driver + moer_driver_symbols[i].offset, sizeof function);
+        if (function == NULL && moer_driver_symbols[i].required == MOER_FOR_TUNING) return moer_driver_symbols[i].name;
+    }
+    return NULL;
 }
 
 static void moer_driver_describe(const moer_driver *driver, moer_cu_result result, const char **name,
@@ -6968,19 +7094,19 @@ static void moer_nvrtc_locate(moer_nvrtc *found, const char *name, char *folder,
 /* Takes an opened library if it is an NVRTC that can be used. `name` is what it was opened by. */
 static int moer_nvrtc_accept(moer_nvrtc_search *search, void *library, const char *name) {
     static const moer_symbol symbols[] = {
-        {"nvrtcVersion", offsetof(moer_nvrtc, nvrtcVersion), 1},
-        {"nvrtcGetErrorString", offsetof(moer_nvrtc, nvrtcGetErrorString), 1},
-        {"nvrtcGetNumSupportedArchs", offsetof(moer_nvrtc, nvrtcGetNumSupportedArchs), 1},
-        {"nvrtcGetSupportedArchs", offsetof(moer_nvrtc, nvrtcGetSupportedArchs), 1},
-        {"nvrtcCreateProgram", offsetof(moer_nvrtc, nvrtcCreateProgram), 1},
-        {"nvrtcDestroyProgram", offsetof(moer_nvrtc, nvrtcDestroyProgram), 1},
-        {"nvrtcCompileProgram", offsetof(moer_nvrtc, nvrtcCompileProgram), 1},
-        {"nvrtcGetProgramLogSize", offsetof(moer_nvrtc, nvrtcGetProgramLogSize), 1},
-        {"nvrtcGetProgramLog", offsetof(moer_nvrtc, nvrtcGetProgramLog), 1},
-        {"nvrtcGetCUBINSize", offsetof(moer_nvrtc, nvrtcGetCUBINSize), 1},
-        {"nvrtcGetCUBIN", offsetof(moer_nvrtc, nvrtcGetCUBIN), 1},
-        {"nvrtcGetPTXSize", offsetof(moer_nvrtc, nvrtcGetPTXSize), 1},
-        {"nvrtcGetPTX", offsetof(moer_nvrtc, nvrtcGetPTX), 1},
+        {"nvrtcVersion", offsetof(moer_nvrtc, nvrtcVersion), MOER_REQUIRED},
+        {"nvrtcGetErrorString", offsetof(moer_nvrtc, nvrtcGetErrorString), MOER_REQUIRED},
+        {"nvrtcGetNumSupportedArchs", offsetof(moer_nvrtc, nvrtcGetNumSupportedArchs), MOER_REQUIRED},
+        {"nvrtcGetSupportedArchs", offsetof(moer_nvrtc, nvrtcGetSupportedArchs), MOER_REQUIRED},
+        {"nvrtcCreateProgram", offsetof(moer_nvrtc, nvrtcCreateProgram), MOER_REQUIRED},
+        {"nvrtcDestroyProgram", offsetof(moer_nvrtc, nvrtcDestroyProgram), MOER_REQUIRED},
+        {"nvrtcCompileProgram", offsetof(moer_nvrtc, nvrtcCompileProgram), MOER_REQUIRED},
+        {"nvrtcGetProgramLogSize", offsetof(moer_nvrtc, nvrtcGetProgramLogSize), MOER_REQUIRED},
+        {"nvrtcGetProgramLog", offsetof(moer_nvrtc, nvrtcGetProgramLog), MOER_REQUIRED},
+        {"nvrtcGetCUBINSize", offsetof(moer_nvrtc, nvrtcGetCUBINSize), MOER_REQUIRED},
+        {"nvrtcGetCUBIN", offsetof(moer_nvrtc, nvrtcGetCUBIN), MOER_REQUIRED},
+        {"nvrtcGetPTXSize", offsetof(moer_nvrtc, nvrtcGetPTXSize), MOER_REQUIRED},
+        {"nvrtcGetPTX", offsetof(moer_nvrtc, nvrtcGetPTX), MOER_REQUIRED},
     };
     moer_nvrtc *found = &search->found;
     const char *missing = moer_symbols_find(library, symbols, MOER_COUNT(symbols), found);
@@ -7496,8 +7622,8 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
 
 /* ---- src/cache_entry.c ---- */
 /*
-  cache_entry.c: the key that a variant is looked up by, and the bytes in which it is kept: made, and checked. Files and
-  folders don't belong here: the same bytes lie in packs.
+  cache_entry.c: the key that a variant, or what tuning found, is looked up by, and the bytes in which it is kept: made, and
+  checked. Files and folders don't belong here: the same bytes lie in packs.
 
   The key holds only what is known without NVRTC and without the driver, so that a hit needs neither. The versions that
   made an entry stand in its header. A digest guards against damage; against others, the owner and mode of the file do.
@@ -7516,7 +7642,11 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
 
 #define MOER_ENTRY_FORMAT 1u
 #define MOER_ENTRY_FIXED_SIZE 80u /* the header up to the key text */
-#define MOER_ENTRY_PTX 1u         /* flag: the payload is PTX, with its terminator */
+/* What the payload is, in the flags. */
+#define MOER_ENTRY_CUBIN 0u
+#define MOER_ENTRY_PTX 1u    /* with its terminator */
+#define MOER_ENTRY_TUNING 2u /* choices.c knows more of it */
+#define MOER_ENTRY_NONE 3u   /* nothing that can be kept */
 #define MOER_LIBRARY_VERSION (MOE_ROUTE_VERSION_MAJOR * 10000 + MOE_ROUTE_VERSION_MINOR * 100 + MOE_ROUTE_VERSION_PATCH)
 
 /* ---- numbers and digests ---- */
@@ -7610,6 +7740,16 @@ static int moer_is_ptx(const unsigned char *data, size_t size) {
     return size >= 2 && memchr(data, 0, size) == data + size - 1;
 }
 
+static int moer_is_tuning(const unsigned char *data, size_t size) {
+    return size > strlen(MOER_TUNING_MAGIC) && memcmp(data, MOER_TUNING_MAGIC, strlen(MOER_TUNING_MAGIC)) == 0;
+}
+
+static uint32_t moer_entry_kind(const unsigned char *payload, size_t size) {
+    if (moer_is_tuning(payload, size)) return MOER_ENTRY_TUNING;
+    if (moer_is_elf(payload, size)) return MOER_ENTRY_CUBIN;
+    return moer_is_ptx(payload, size) ? MOER_ENTRY_PTX : MOER_ENTRY_NONE;
+}
+
 static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry *entry) {
     unsigned char digest[32];
     uint64_t header_size, payload_size, key_size;
@@ -7629,10 +7769,8 @@ static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry 
     entry->payload_size = (size_t)payload_size;
     moer_digest(entry->payload, entry->payload_size, digest);
     if (memcmp(bytes + 48, digest, 32) != 0) return 0;
-    if (flags == 0 ? !moer_is_elf(entry->payload, entry->payload_size)
-                   : flags != MOER_ENTRY_PTX || !moer_is_ptx(entry->payload, entry->payload_size)) {
-        return 0;
-    }
+    if (flags == MOER_ENTRY_NONE || flags != moer_entry_kind(entry->payload, entry->payload_size)) return 0;
+    entry->is_code = flags != MOER_ENTRY_TUNING;
     entry->key_text = (const char *)bytes + MOER_ENTRY_FIXED_SIZE;
     entry->key_size = (size_t)key_size;
     entry->target = (uint32_t)moer_read_number(bytes + 16, 4);
@@ -7646,14 +7784,15 @@ static int moer_entry_is_for(const moer_entry *entry, const moer_key *key) {
     return entry->target == key->target && entry->key_size == key->text_size && memcmp(entry->key_text, key->text, key->text_size) == 0;
 }
 
-static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code) {
+static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *payload) {
+    const uint32_t kind = moer_entry_kind(payload->data, payload->size);
     size_t start = (size_t)moer_entry_header_size(key->text_size);
-    int elf = moer_is_elf(code->data, code->size), nvrtc_version;
+    int nvrtc_version;
     moer_bytes entry;
     unsigned char *data;
     memset(&entry, 0, sizeof entry);
-    if (code->size > MOER_ENTRY_MAX_PAYLOAD || (!elf && !moer_is_ptx(code->data, code->size))) return entry;
-    data = (unsigned char *)moer_alloc(context, start + code->size);
+    if (payload->size > MOER_ENTRY_MAX_PAYLOAD || kind == MOER_ENTRY_NONE) return entry;
+    data = (unsigned char *)moer_alloc(context, start + payload->size);
     if (!data) return entry;
     moer_mutex_lock(&context->mutex);
     nvrtc_version = context->nvrtc.version;
@@ -7665,15 +7804,15 @@ static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *ke
     moer_write_number(data + 20, (uint64_t)nvrtc_version, 4);
     moer_write_number(data + 24, (uint64_t)context->driver_version, 4);
     moer_write_number(data + 28, MOER_LIBRARY_VERSION, 4);
-    moer_write_number(data + 32, elf ? 0 : MOER_ENTRY_PTX, 4);
+    moer_write_number(data + 32, kind, 4);
     moer_write_number(data + 36, key->text_size, 4);
-    moer_write_number(data + 40, code->size, 8);
-    moer_digest(code->data, code->size, data + 48);
+    moer_write_number(data + 40, payload->size, 8);
+    moer_digest(payload->data, payload->size, data + 48);
     memcpy(data + MOER_ENTRY_FIXED_SIZE, key->text, key->text_size);
     moer_digest(data, start - 32, data + start - 32);
-    memcpy(data + start, code->data, code->size);
+    memcpy(data + start, payload->data, payload->size);
     entry.data = data;
-    entry.size = start + code->size;
+    entry.size = start + payload->size;
     return entry;
 }
 
@@ -8393,7 +8532,7 @@ static void moer_count(moe_route_context *context, uint64_t *counter) {
 
 /* Takes the bytes if they are the entry that is looked for, and frees them otherwise. */
 static int moer_lookup_accept(moe_route_context *context, moer_lookup *lookup, const moer_bytes *bytes) {
-    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key)) {
+    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key) && lookup->entry.is_code) {
         lookup->bytes = *bytes;
         return 1;
     }
@@ -8827,6 +8966,7 @@ MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context) {
     moer_variants_destroy(context, !moer_context_is_forked(context));
     moer_packs_close(context);
     moer_cache_close(context);
+    moer_tunings_destroy(context);
     if (!moer_context_is_forked(context)) { /* a child's copies may look as if threads waited on them, forever */
         if (context->retained_primary) context->driver.cuDevicePrimaryCtxRelease(context->cu_device);
         moer_condition_destroy(&context->variant_ready);
@@ -11519,7 +11659,30 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
 /* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
     const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
+    const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
+    if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
     return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+}
+
+/* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */
+static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 1, &least, &most) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
+            return 1;
+    return 0;
+}
+
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs) {
+    return layer->fused_combine && num_pairs <= MOER_SMALL_PAIRS && !moer_layer_choice(layer, num_pairs / layer->router.top_k)->separate;
+}
+
+/* Whether some batch of few pairs goes through down.cu, or not through it. */
+static int moer_layer_meets_fused(const moe_route_layer *layer, int fused) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 0, &least, &most) && moer_layer_fuses(layer, most * layer->router.top_k) == fused) return 1;
+    return 0;
 }
 
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
@@ -11533,11 +11696,11 @@ static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_ma
 
 static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, const moer_variant **variants) {
     const int weighs_output = !kind->activated && !layer->weight_on_input;
-    const uint32_t last = moer_grouped_tile(layer, layer->max_tokens * layer->router.top_k);
     moe_route_status status = MOE_ROUTE_OK;
     uint32_t tile;
-    for (tile = moer_grouped_tile(layer, MOER_GROUPED_PAIRS + 1); tile <= last && status == MOE_ROUTE_OK; tile++) {
+    for (tile = 0; tile < MOER_GROUPED_TILES && status == MOE_ROUTE_OK; tile++) {
         char defines[MOER_DEFINES_MAX] = "";
+        if (!moer_layer_meets_tile(layer, tile)) continue;
         moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
         moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
         moer_define(defines, "TILE_ROWS", 32ul << tile);
@@ -11617,21 +11780,21 @@ static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs
 
 /* The down matmul with the combine. */
 static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
-    const int large = moer_layer_runs_large(layer);
+    const int large = moer_layer_runs_large(layer), separate = moer_layer_meets_fused(layer, 0);
     moer_matmul_kind kind;
     moe_route_status status = MOE_ROUTE_OK;
     memset(&kind, 0, sizeof kind);
     kind.x_index = 2;
-    if (layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (moer_layer_meets_fused(layer, 1)) status = moer_layer_need_down_fused(layer);
     if (status == MOE_ROUTE_OK && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k)) {
         kind.out = layer->dtype;
         status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
     }
-    if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
+    if (status != MOE_ROUTE_OK || (!separate && !large)) return status;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, large, layer->down_rows);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, separate, large, layer->down_rows);
     if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, layer->weight_on_input, &layer->combine_rows);
     return status;
 }
@@ -11763,7 +11926,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
     else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-    if (runs && (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs))) {
+    if (runs && (cpu || !small || moer_layer_meets_fused(layer, 0))) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
         const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
         fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
@@ -11816,6 +11979,7 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
     if (status != MOE_ROUTE_OK) return status;
     layer->max_pairs_small = moer_small_pairs(layer, layer->max_tokens);
     status = moer_layer_choose_parts(layer, desc);
+    if (status == MOE_ROUTE_OK) status = moer_layer_choose(layer, desc);
     if (status != MOE_ROUTE_OK) return status;
     if (!moer_workspace_lay_out(layer, layer->max_tokens, &workspace))
         return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)layer->max_tokens);
@@ -11840,16 +12004,31 @@ static moe_route_status moer_layer_begin(moe_route_context *context, const moe_r
     return status;
 }
 
-MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
+/* *tuned: its kernels were to be those that tuning chose. */
+static moe_route_status moer_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out, int *tuned) {
     moe_route_layer *layer;
-    moe_route_status status;
-    if (out != NULL) *out = NULL;
-    status = moer_layer_begin(context, desc, "moe_route_layer_create", out, "layer", &layer);
+    moe_route_status status = moer_layer_begin(context, desc, "moe_route_layer_create", out, "layer", &layer);
+    *tuned = 0;
     if (layer == NULL) return status;
+    *tuned = layer->tuned;
     if (context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_make_variants(layer);
     if (status == MOE_ROUTE_OK) *out = layer;
     else moer_free(context, layer);
     return status;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
+    moe_route_layer_desc untuned;
+    moe_route_status status;
+    int tuned;
+    if (out != NULL) *out = NULL;
+    status = moer_layer_create(context, desc, out, &tuned);
+    if (status == MOE_ROUTE_OK || !tuned || desc->tuned == MOE_ROUTE_ON) return status;
+    /* Those without tuning may be in a pack, or in the cache still. */
+    moer_log(context, MOE_ROUTE_LOG_WARNING, "the kernels that tuning chose for a layer can't be had; it takes those of an untuned one");
+    untuned = *desc;
+    untuned.tuned = MOE_ROUTE_OFF;
+    return moer_layer_create(context, &untuned, out, &tuned);
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context *context, const moe_route_layer_desc *desc, uint32_t *count) {
@@ -11871,6 +12050,191 @@ MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context 
 
 MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer) {
     if (layer != NULL) moer_free(layer->context, layer);
+}
+
+/* ---- src/choices.c ---- */
+/*
+  choices.c: which of several kernels with the same result a layer launches at each number of tokens: by rules that need no GPU
+  (layer.c), by the description, or by what was measured on this GPU. Keeping such results and finding them again is here,
+  measuring is tune.c's.
+
+  Results lie in the context, and in the cache beside the cubins, under a key with the GPU's name and all that decides how long
+  the kernels take. Like a cubin, a result that is damaged or missing is never an error. Choices change no bit of any output.
+*/
+
+#define MOER_TUNING_HEAD (sizeof MOER_TUNING_MAGIC - 1)
+#define MOER_TUNING_SIZE (MOER_TUNING_HEAD + sizeof(moer_choice[MOER_CHOICES]))
+
+static const moer_choice *moer_layer_choice(const moe_route_layer *layer, uint32_t num_tokens) {
+    uint32_t i = 0;
+    while (i + 1 < MOER_CHOICES && 1u << i < num_tokens) i++;
+    return &layer->choices[i];
+}
+
+static int moer_choice_range(const moe_route_layer *layer, uint32_t i, int large, uint32_t *least, uint32_t *most) {
+    const uint32_t small = MOER_SMALL_PAIRS / layer->router.top_k; /* the most tokens with few pairs */
+    *least = (i == 0 ? 0 : 1u << (i - 1)) + 1;
+    *most = 1u << i;
+    if (*most > layer->max_tokens) *most = layer->max_tokens;
+    if (large && *least <= small) *least = small + 1;
+    if (!large && *most > small) *most = small;
+    return *least <= *most;
+}
+
+/* ---- what is kept ---- */
+
+static int moer_tuning_key(const moe_route_layer *layer, moer_key *key) {
+    char defines[MOER_DEFINES_MAX] = "DEVICE=";
+    size_t length = strlen(defines);
+    const char *name;
+    for (name = layer->context->name; *name != '\0' && length < 64; name++) {
+        const char c = *name;
+        defines[length++] = (char)((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '.' || c == '-' ? c : '_');
+    }
+    defines[length] = '\0';
+    moer_define(defines, "MULTIPROCESSORS", layer->context->num_multiprocessors);
+    moer_define(defines, "DEPENDENT", (unsigned long)layer->dependent);
+    moer_define(defines, "E", layer->router.given_physical ? layer->router.num_physical_experts : layer->router.num_experts);
+    moer_define(defines, "LOCAL_EXPERTS", layer->router.num_local_experts);
+    moer_define(defines, "MAX_TOKENS", layer->max_tokens);
+    moer_define(defines, "PARTS", layer->down_parts);
+    moer_define(defines, "GATED", (unsigned long)layer->gated);
+    moer_define(defines, "UP_APART", layer->up.format != MOE_ROUTE_FORMAT_NONE);
+    moer_define_tile(defines, layer, &layer->gate_up);
+    moer_define_tile(defines, layer, &layer->down);
+    return moer_key_make(key, "tuning", defines, layer->context->target);
+}
+
+static void moer_tuning_write(const moer_choice *choices, unsigned char payload[MOER_TUNING_SIZE]) {
+    unsigned char *at = payload + MOER_TUNING_HEAD;
+    uint32_t i;
+    memcpy(payload, MOER_TUNING_MAGIC, MOER_TUNING_HEAD);
+    for (i = 0; i < MOER_CHOICES; i++) {
+        *at++ = choices[i].separate;
+        *at++ = choices[i].tile_rows;
+    }
+}
+
+/* 0: it isn't what moer_tuning_write writes. */
+static int moer_tuning_read(const unsigned char *payload, size_t size, moer_choice *choices) {
+    const unsigned char *at = payload + MOER_TUNING_HEAD;
+    uint32_t i;
+    if (size != MOER_TUNING_SIZE) return 0;
+    for (i = 0; i < MOER_CHOICES; i++) {
+        choices[i].separate = *at++;
+        choices[i].tile_rows = *at++;
+        if (choices[i].separate > 1) return 0;
+        if (choices[i].tile_rows != 0 && choices[i].tile_rows != 32 && choices[i].tile_rows != 64 && choices[i].tile_rows != 128) return 0;
+    }
+    return 1;
+}
+
+static int moer_tuning_in_folder(moe_route_context *context, const moer_key *key, const char *folder, int read_only, moer_choice *choices) {
+    char path[MOER_PATH_MAX], why[512];
+    moer_bytes bytes;
+    moer_entry entry;
+    moer_file_info info;
+    moer_found found;
+    int sound;
+    moer_cache_path(folder, key->digest, 1, path, sizeof path);
+    found = moer_cache_read(context, path, read_only ? MOER_READ_READ_ONLY : MOER_READ_OWN, &bytes, &info, why, sizeof why);
+    if (found == MOER_FOUND_NOTHING) return 0;
+    sound = found == MOER_FOUND_BYTES && moer_entry_parse(bytes.data, bytes.size, &entry) && moer_entry_is_for(&entry, key) && !entry.is_code &&
+            moer_tuning_read(entry.payload, entry.payload_size, choices);
+    if (found == MOER_FOUND_BYTES) moer_free(context, bytes.data);
+    if (!sound) moer_lookup_reject(context, path, found == MOER_FOUND_BYTES ? "it is damaged or isn't what tuning kept" : why);
+    else if (!read_only) moer_lookup_touch(context, path, info.modified);
+    return sound;
+}
+
+static int moer_tuning_in_folders(moe_route_context *context, const moer_key *key, moer_choice *choices) {
+    const moer_cache *cache = &context->cache;
+    uint32_t i;
+    if (cache->refresh) return 0;
+    for (i = 0; i < cache->num_read_only; i++)
+        if (moer_tuning_in_folder(context, key, cache->read_only[i].text, 1, choices)) return 1;
+    return cache->folder[0] != '\0' && moer_tuning_in_folder(context, key, cache->folder, 0, choices);
+}
+
+/* What this process measured; the mutex is held. */
+static moer_tuning *moer_tuning_in_memory(moe_route_context *context, const moer_key *key) {
+    moer_tuning *tuning;
+    for (tuning = context->tunings; tuning != NULL; tuning = tuning->next)
+        if (memcmp(tuning->digest, key->digest, 32) == 0) return tuning;
+    return NULL;
+}
+
+static int moer_tuning_find(const moe_route_layer *layer, moer_choice *choices) {
+    moe_route_context *context = layer->context;
+    moer_choice kept[MOER_CHOICES];
+    const moer_tuning *tuning;
+    moer_key key;
+    if (!moer_tuning_key(layer, &key)) return 0;
+    moer_mutex_lock(&context->mutex);
+    tuning = moer_tuning_in_memory(context, &key);
+    if (tuning != NULL) memcpy(kept, tuning->choices, sizeof kept);
+    moer_mutex_unlock(&context->mutex);
+    if (tuning == NULL && !moer_tuning_in_folders(context, &key, kept)) return 0;
+    if (choices != NULL) memcpy(choices, kept, sizeof kept);
+    return 1;
+}
+
+static moe_route_status moer_tuning_keep(const moe_route_layer *layer, const moer_choice *choices) {
+    moe_route_context *context = layer->context;
+    unsigned char text[MOER_TUNING_SIZE];
+    moer_bytes payload, entry;
+    moer_lookup *lookup = (moer_lookup *)moer_alloc(context, sizeof *lookup);
+    moer_tuning *tuning = (moer_tuning *)moer_alloc(context, sizeof *tuning), *known;
+    if (lookup == NULL || tuning == NULL || !moer_tuning_key(layer, &lookup->key)) {
+        moer_free(context, lookup);
+        moer_free(context, tuning);
+        return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for what tuning found");
+    }
+    memcpy(tuning->digest, lookup->key.digest, 32);
+    memcpy(tuning->choices, choices, sizeof tuning->choices);
+    moer_mutex_lock(&context->mutex);
+    known = moer_tuning_in_memory(context, &lookup->key);
+    if (known != NULL) {
+        memcpy(known->choices, choices, sizeof known->choices);
+    } else {
+        tuning->next = context->tunings;
+        context->tunings = tuning;
+    }
+    moer_mutex_unlock(&context->mutex);
+    if (known != NULL) moer_free(context, tuning);
+
+    moer_tuning_write(choices, text);
+    payload.data = text;
+    payload.size = sizeof text;
+    entry = moer_entry_make(context, &lookup->key, &payload);
+    if (entry.data != NULL) moer_cache_store(context, lookup, &entry);
+    moer_free(context, entry.data);
+    moer_free(context, lookup);
+    return MOE_ROUTE_OK;
+}
+
+static void moer_tunings_destroy(moe_route_context *context) {
+    while (context->tunings != NULL) {
+        moer_tuning *tuning = context->tunings;
+        context->tunings = tuning->next;
+        moer_free(context, tuning);
+    }
+}
+
+/* ---- of a layer ---- */
+
+static moe_route_status moer_layer_choose(moe_route_layer *layer, const moe_route_layer_desc *desc) {
+    moe_route_context *context = layer->context;
+    const int has_choices = layer->gate_up.format != MOE_ROUTE_FORMAT_NONE && layer->down.format != MOE_ROUTE_FORMAT_NONE;
+    uint32_t i;
+    if (desc->tuned < MOE_ROUTE_AUTO || desc->tuned > MOE_ROUTE_OFF) return moer_refuse(context, "tuned", (unsigned long long)desc->tuned, "AUTO (0), ON (1) or OFF (2)");
+    if (desc->grouped_rows != 0 && desc->grouped_rows != 32 && desc->grouped_rows != 64 && desc->grouped_rows != 128)
+        return moer_refuse(context, "grouped_rows", desc->grouped_rows, "32, 64 or 128, or 0 for a choice by the rows of an expert");
+    if (desc->tuned != MOE_ROUTE_OFF && context->device == MOE_ROUTE_DEVICE_GPU && has_choices) layer->tuned = moer_tuning_find(layer, layer->choices);
+    if (desc->tuned == MOE_ROUTE_ON && !layer->tuned && context->device != MOE_ROUTE_DEVICE_CPU && has_choices)
+        return moer_fail(context, MOE_ROUTE_ERROR_NOT_PREPARED, "layer: tuned is ON, and nothing is kept for this layer on this GPU: call moe_route_layer_tune before");
+    for (i = 0; i < MOER_CHOICES && desc->grouped_rows != 0; i++) layer->choices[i].tile_rows = (unsigned char)desc->grouped_rows;
+    return MOE_ROUTE_OK;
 }
 
 /* ---- src/sequence.c ---- */
@@ -12087,7 +12451,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
-    if (layer->fused_combine && !large && !grouped) {
+    if (moer_layer_fuses(layer, num_pairs)) {
         moer_down_args *args;
         uint32_t warps;
         moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
@@ -12890,6 +13254,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *la
     status = moer_explain_sequence(layer, operation, num_tokens, &w, &sequence);
     if (status != MOE_ROUTE_OK) return status;
     plan->num_launches = sequence.num_launches;
+    plan->tuned = layer->tuned;
     for (i = 0; i < sequence.num_launches; i++) {
         const moer_launch *launch = &sequence.launches[i];
         moe_route_launch_info *info = &plan->launches[i];
@@ -12928,6 +13293,7 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
                                info->variant);
     }
     if (plan->num_launches == 0) length = moer_text_add(text, size, length, "no launches\n");
+    if (plan->tuned) length = moer_text_add(text, size, length, "kernels chosen by tuning\n");
     return moer_text_add(text, size, length, "workspace: %llu bytes\n", (unsigned long long)plan->workspace_size);
 }
 
@@ -12947,6 +13313,454 @@ MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *la
     info->milliseconds = variant->milliseconds;
     info->cubin_size = variant->cubin_size;
     return MOE_ROUTE_OK;
+}
+
+/* ---- src/tune.c ---- */
+/*
+  tune.c: measures the kernels between which choices.c chooses, on the GPU at hand, with the layer's own weights and random tokens.
+
+  Each candidate is the whole layer with one choice everywhere. Where few tokens reuse few experts, the calls of a graph go
+  through different tokens, so that weights come from memory as they do in a model. What runs without tuning is measured before and
+  after its rivals, since clocks rise meanwhile, and stays unless a rival is clearly faster and gives the same bits.
+*/
+
+#define MOER_TUNE_MAX_TOKENS 16384u /* beyond, the choice there holds */
+#define MOER_TUNE_CALLS 16u         /* in a graph of few tokens, each with tokens of its own */
+#define MOER_TUNE_FEW 64u           /* tokens, for that */
+#define MOER_TUNE_REPLAYS 5u
+#define MOER_TUNE_SLOW 5000.0       /* microseconds of a call, beyond which fewer repetitions do */
+#define MOER_TUNE_GAIN 0.97         /* a rival has to take less than this part of the time */
+#define MOER_TUNE_BUFFER ((size_t)1 << 20)
+
+typedef struct moer_candidate {
+    const char *name;
+    moer_choice choice;
+} moer_candidate;
+
+#define MOER_CANDIDATES 5
+static const moer_candidate moer_candidates[MOER_CANDIDATES] = {
+    {"as without tuning", {0, 0}},
+    {"down matmul and combine apart", {1, 0}},
+    {"tiles of 32 rows", {0, 32}},
+    {"tiles of 64 rows", {0, 64}},
+    {"tiles of 128 rows", {0, 128}},
+};
+
+typedef struct moer_tune {
+    moe_route_context *context;
+    const moe_route_layer_desc *desc;
+    const moe_route_tune_args *args;
+    moe_route_layer *layers[MOER_CANDIDATES];                  /* as they are needed; the first always */
+    uint32_t max_tokens, num_rows;                             /* measured at most; tokens that there are */
+    size_t x, ids, weights, y, workspace, workspace_size, size; /* places in the memory that the caller gives */
+    unsigned char *buffer;                                     /* MOER_TUNE_BUFFER bytes of the host */
+    uint64_t random;
+    moe_route_stream stream;
+    moer_cu_event start, end;
+    moe_route_tune_step step;
+} moer_tune;
+
+/* ---- memory ---- */
+
+static int moer_tune_lay_out(moer_tune *tune, const moe_route_layer *layer) {
+    const size_t element = moer_dtype_size(layer->dtype);
+    moe_route_layer apart = *layer;
+    moer_workspace places, needed;
+    uint32_t i;
+    int fits = 1;
+    tune->max_tokens = layer->max_tokens < MOER_TUNE_MAX_TOKENS ? layer->max_tokens : MOER_TUNE_MAX_TOKENS;
+    tune->num_rows = (tune->max_tokens < MOER_TUNE_FEW ? tune->max_tokens : MOER_TUNE_FEW) * MOER_TUNE_CALLS;
+    if (tune->num_rows < tune->max_tokens) tune->num_rows = tune->max_tokens;
+    for (i = 0; i < MOER_CHOICES; i++) apart.choices[i].separate = 1; /* needs the most */
+    fits &= moer_workspace_lay_out(&apart, tune->max_tokens, &needed);
+    memset(&places, 0, sizeof places);
+    fits &= moer_workspace_take(&places, (size_t)tune->num_rows * layer->hidden_size, element, &tune->x);
+    fits &= moer_workspace_take(&places, (size_t)tune->num_rows * layer->router.top_k, 4, &tune->ids);
+    fits &= moer_workspace_take(&places, (size_t)tune->num_rows * layer->router.top_k, moer_dtype_size(layer->router.weights_dtype), &tune->weights);
+    fits &= moer_workspace_take(&places, (size_t)tune->max_tokens * layer->hidden_size, element, &tune->y);
+    fits &= moer_workspace_take(&places, needed.size, 1, &tune->workspace);
+    tune->workspace_size = needed.size;
+    tune->size = places.size;
+    return fits;
+}
+
+static uint32_t moer_tune_random(moer_tune *tune, uint32_t below) { /* xorshift64* */
+    tune->random ^= tune->random >> 12;
+    tune->random ^= tune->random << 25;
+    tune->random ^= tune->random >> 27;
+    return (uint32_t)(((tune->random * 0x2545f4914f6cdd1dull >> 32) * below) >> 32);
+}
+
+static moe_route_status moer_tune_upload(moer_tune *tune, size_t to, size_t size) {
+    const moer_driver *driver = &tune->context->driver;
+    moer_cu_result result = driver->cuMemcpyHtoDAsync(tune->args->workspace + to, tune->buffer, size, tune->stream);
+    if (result != 0) return moer_driver_fail(tune->context, "cuMemcpyHtoDAsync", result);
+    result = driver->cuStreamSynchronize(tune->stream); /* the buffer is filled again */
+    return result == 0 ? MOE_ROUTE_OK : moer_driver_fail(tune->context, "cuStreamSynchronize", result);
+}
+
+/* `count` values between 0 and 1, the same ones again and again: they only have to be ordinary numbers. */
+static moe_route_status moer_tune_fill_values(moer_tune *tune, size_t to, size_t count, moe_route_dtype dtype) {
+    const size_t size = moer_dtype_size(dtype), most = MOER_TUNE_BUFFER / size;
+    moe_route_status status = MOE_ROUTE_OK;
+    size_t i;
+    for (i = 0; i < most && i < count; i++) moer_store_value(tune->buffer, i, dtype, (float)moer_tune_random(tune, 4096) / 4096.0f);
+    while (count > 0 && status == MOE_ROUTE_OK) {
+        const size_t part = count < most ? count : most;
+        status = moer_tune_upload(tune, to, part * size);
+        to += part * size;
+        count -= part;
+    }
+    return status;
+}
+
+/* Each token's experts: distinct, each set as likely as any other. */
+static moe_route_status moer_tune_fill_ids(moer_tune *tune, const moe_route_layer *layer) {
+    const uint32_t top_k = layer->router.top_k, num_experts = layer->router.given_physical ? layer->router.num_physical_experts : layer->router.num_experts;
+    const uint32_t most = (uint32_t)(MOER_TUNE_BUFFER / 4 / top_k);
+    moe_route_status status = MOE_ROUTE_OK;
+    uint32_t done = 0, t, j, i;
+    while (done < tune->num_rows && status == MOE_ROUTE_OK) {
+        const uint32_t part = tune->num_rows - done < most ? tune->num_rows - done : most;
+        for (t = 0; t < part; t++) {
+            int32_t *ids = (int32_t *)(void *)tune->buffer + (size_t)t * top_k;
+            for (j = 0; j < top_k; j++) { /* Floyd's way to draw a set */
+                const uint32_t last = num_experts > top_k ? num_experts - top_k + j : j;
+                ids[j] = (int32_t)moer_tune_random(tune, last + 1);
+                for (i = 0; i < j && ids[i] != ids[j]; i++) {}
+                if (i < j) ids[j] = (int32_t)last;
+            }
+        }
+        status = moer_tune_upload(tune, tune->ids + (size_t)done * top_k * 4, (size_t)part * top_k * 4);
+        done += part;
+    }
+    return status;
+}
+
+/* ---- measuring ---- */
+
+/* One call, with the tokens of window `window`. */
+static moe_route_status moer_tune_call(const moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, uint32_t window) {
+    const size_t row = num_tokens <= MOER_TUNE_FEW ? (size_t)num_tokens * window : 0;
+    moe_route_layer_args args;
+    memset(&args, 0, sizeof args);
+    args.num_tokens = num_tokens;
+    args.x = tune->args->workspace + tune->x + row * layer->hidden_size * moer_dtype_size(layer->dtype);
+    args.ids = tune->args->workspace + tune->ids + row * layer->router.top_k * 4;
+    args.weights = tune->args->workspace + tune->weights + row * layer->router.top_k * moer_dtype_size(layer->router.weights_dtype);
+    args.y = tune->args->workspace + tune->y;
+    args.workspace = tune->args->workspace + tune->workspace;
+    args.workspace_size = tune->workspace_size;
+    args.stream = tune->stream;
+    return moe_route_layer_run(layer, &args);
+}
+
+/* What the first call writes, or the first part of it, as a digest. */
+static moe_route_status moer_tune_result(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, unsigned char digest[32]) {
+    const moer_driver *driver = &tune->context->driver;
+    size_t size = (size_t)num_tokens * layer->hidden_size * moer_dtype_size(layer->dtype);
+    moe_route_status status;
+    moer_cu_result result;
+    if (size > MOER_TUNE_BUFFER) size = MOER_TUNE_BUFFER;
+    memset(tune->buffer, 0xcb, size); /* not what the candidate before has left there */
+    status = moer_tune_upload(tune, tune->y, size);
+    if (status == MOE_ROUTE_OK) status = moer_tune_call(tune, layer, num_tokens, 0);
+    if (status != MOE_ROUTE_OK) return status;
+    result = driver->cuMemcpyDtoHAsync(tune->buffer, tune->args->workspace + tune->y, size, tune->stream);
+    if (result != 0) return moer_driver_fail(tune->context, "cuMemcpyDtoHAsync", result);
+    result = driver->cuStreamSynchronize(tune->stream);
+    if (result != 0) return moer_driver_fail(tune->context, "cuStreamSynchronize", result);
+    moer_digest(tune->buffer, size, digest);
+    return MOE_ROUTE_OK;
+}
+
+/* Captures `num_calls` calls. */
+static moe_route_status moer_tune_capture(const moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, uint32_t num_calls, moer_cu_graph_exec *graph) {
+    const moer_driver *driver = &tune->context->driver;
+    moer_cu_graph captured = NULL;
+    moe_route_status status = MOE_ROUTE_OK;
+    moer_cu_result result = driver->cuStreamBeginCapture(tune->stream, MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    uint32_t i;
+    *graph = NULL;
+    if (result != 0) return moer_driver_fail(tune->context, "cuStreamBeginCapture", result);
+    for (i = 0; i < num_calls && status == MOE_ROUTE_OK; i++) status = moer_tune_call(tune, layer, num_tokens, i);
+    result = driver->cuStreamEndCapture(tune->stream, &captured);
+    if (status == MOE_ROUTE_OK && result != 0) status = moer_driver_fail(tune->context, "cuStreamEndCapture", result);
+    if (status == MOE_ROUTE_OK) {
+        result = driver->cuGraphInstantiateWithFlags(graph, captured, 0);
+        if (result != 0) {
+            *graph = NULL;
+            status = moer_driver_fail(tune->context, "cuGraphInstantiateWithFlags", result);
+        }
+    }
+    if (captured != NULL) driver->cuGraphDestroy(captured);
+    return status;
+}
+
+/* The time from before to after a call, where `graph` is NULL, or a replay. */
+static moe_route_status moer_tune_time(const moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, moer_cu_graph_exec graph, double *microseconds) {
+    const moer_driver *driver = &tune->context->driver;
+    moe_route_status status = MOE_ROUTE_OK;
+    float milliseconds = 0.0f;
+    const char *call = "cuEventRecord";
+    moer_cu_result result = driver->cuEventRecord(tune->start, tune->stream);
+    if (result == 0 && graph == NULL) {
+        status = moer_tune_call(tune, layer, num_tokens, 0);
+        if (status != MOE_ROUTE_OK) return status;
+    } else if (result == 0) {
+        call = "cuGraphLaunch";
+        result = driver->cuGraphLaunch(graph, tune->stream);
+    }
+    if (result == 0) {
+        call = "cuEventRecord";
+        result = driver->cuEventRecord(tune->end, tune->stream);
+    }
+    if (result == 0) {
+        call = "cuEventSynchronize";
+        result = driver->cuEventSynchronize(tune->end);
+    }
+    if (result == 0) {
+        call = "cuEventElapsedTime";
+        result = driver->cuEventElapsedTime(&milliseconds, tune->start, tune->end);
+    }
+    *microseconds = (double)milliseconds * 1000.0;
+    return result == 0 ? status : moer_driver_fail(tune->context, call, result);
+}
+
+/* Median time of a call in replays of a graph, and the digest of its result. */
+static moe_route_status moer_tune_measure(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, double *microseconds, unsigned char digest[32]) {
+    double times[MOER_TUNE_REPLAYS], time = 0.0;
+    moer_cu_graph_exec graph = NULL;
+    uint32_t num_calls, num_replays, warm, i, j;
+    moe_route_status status = moer_tune_result(tune, layer, num_tokens, digest);
+    if (status == MOE_ROUTE_OK) status = moer_tune_time(tune, layer, num_tokens, NULL, &time);
+    if (status != MOE_ROUTE_OK) return status;
+    num_calls = time > MOER_TUNE_SLOW ? 1 : num_tokens <= MOER_TUNE_FEW ? MOER_TUNE_CALLS : 4;
+    num_replays = time > MOER_TUNE_SLOW ? 3 : MOER_TUNE_REPLAYS;
+    warm = time > MOER_TUNE_SLOW ? 0 : 1;
+    status = moer_tune_capture(tune, layer, num_tokens, num_calls, &graph);
+    for (i = 0; i < warm + num_replays && status == MOE_ROUTE_OK; i++) {
+        status = moer_tune_time(tune, layer, num_tokens, graph, &time);
+        if (i < warm) continue;
+        for (j = i - warm; j > 0 && times[j - 1] > time; j--) times[j] = times[j - 1];
+        times[j] = time;
+    }
+    if (graph != NULL) tune->context->driver.cuGraphExecDestroy(graph);
+    if (status == MOE_ROUTE_OK) *microseconds = times[num_replays / 2] / num_calls;
+    return status;
+}
+
+/* ---- choosing ---- */
+
+/* Whether a candidate is another kernel than what runs without tuning. */
+static int moer_tune_is_rival(const moer_tune *tune, uint32_t candidate, int large, uint32_t num_tokens) {
+    const moe_route_layer *layer = tune->layers[0];
+    const moer_choice *choice = &moer_candidates[candidate].choice;
+    const uint32_t num_pairs = num_tokens * layer->router.top_k;
+    if (choice->separate) return !large && tune->desc->fused_combine == MOE_ROUTE_AUTO && moer_layer_fuses(layer, num_pairs);
+    return choice->tile_rows != 0 && large && tune->desc->grouped_rows == 0 && layer->grouped && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
+}
+
+static uint32_t moer_tune_num_rivals(const moer_tune *tune, int large, uint32_t num_tokens) {
+    uint32_t candidate, count = 0;
+    for (candidate = 1; candidate < MOER_CANDIDATES; candidate++) count += (uint32_t)moer_tune_is_rival(tune, candidate, large, num_tokens);
+    return count;
+}
+
+/* The number of tokens that stands for a choice; 0: there is nothing to choose. */
+static uint32_t moer_tune_tokens(const moer_tune *tune, uint32_t i, int large) {
+    uint32_t least, most;
+    if (!moer_choice_range(tune->layers[0], i, large, &least, &most) || least > tune->max_tokens) return 0;
+    if (most > tune->max_tokens) most = tune->max_tokens;
+    return moer_tune_num_rivals(tune, large, most) != 0 ? most : 0;
+}
+
+/* The layer with one choice for all numbers of tokens. */
+static moe_route_status moer_tune_create(moer_tune *tune, uint32_t candidate) {
+    moe_route_layer **layer = &tune->layers[candidate];
+    uint32_t i;
+    moe_route_status status = moer_layer_begin(tune->context, tune->desc, "moe_route_layer_tune", tune->args, "args", layer);
+    if (*layer == NULL) return status;
+    for (i = 0; i < MOER_CHOICES; i++) (*layer)->choices[i] = moer_candidates[candidate].choice;
+    return moer_layer_make_variants(*layer);
+}
+
+static moe_route_status moer_tune_step(moer_tune *tune, uint32_t candidate, uint32_t num_tokens, unsigned char digest[32]) {
+    moe_route_status status = tune->layers[candidate] != NULL ? MOE_ROUTE_OK : moer_tune_create(tune, candidate);
+    if (status == MOE_ROUTE_OK) status = moer_tune_measure(tune, tune->layers[candidate], num_tokens, &tune->step.microseconds, digest);
+    if (status != MOE_ROUTE_OK) return status;
+    tune->step.step++;
+    tune->step.num_tokens = num_tokens;
+    tune->step.choice = moer_candidates[candidate].name;
+    if (tune->args->progress != NULL) tune->args->progress(&tune->step, tune->args->user);
+    return MOE_ROUTE_OK;
+}
+
+/* The fastest candidate at a number of tokens. */
+static moe_route_status moer_tune_choose(moer_tune *tune, int large, uint32_t num_tokens, uint32_t *chosen) {
+    double times[MOER_CANDIDATES] = {0}, best;
+    unsigned char expected[32], digest[32];
+    uint32_t candidate;
+    moe_route_status status = moer_tune_step(tune, 0, num_tokens, expected);
+    times[0] = tune->step.microseconds;
+    for (candidate = 1; candidate < MOER_CANDIDATES && status == MOE_ROUTE_OK; candidate++) {
+        if (!moer_tune_is_rival(tune, candidate, large, num_tokens)) continue;
+        status = moer_tune_step(tune, candidate, num_tokens, digest);
+        times[candidate] = tune->step.microseconds;
+        if (status == MOE_ROUTE_OK && memcmp(digest, expected, 32) != 0) {
+            moer_log(tune->context, MOE_ROUTE_LOG_WARNING, "tuning, %u tokens: %s isn't used, since its result differs", (unsigned)num_tokens, moer_candidates[candidate].name);
+            times[candidate] = 0.0;
+        }
+    }
+    if (status == MOE_ROUTE_OK) status = moer_tune_step(tune, 0, num_tokens, digest);
+    if (status != MOE_ROUTE_OK) return status;
+    if (times[0] > tune->step.microseconds) times[0] = tune->step.microseconds;
+    *chosen = 0;
+    best = times[0] * MOER_TUNE_GAIN;
+    for (candidate = 1; candidate < MOER_CANDIDATES; candidate++)
+        if (times[candidate] > 0.0 && times[candidate] < best) {
+            best = times[candidate];
+            *chosen = candidate;
+        }
+    if (*chosen != 0)
+        moer_log(tune->context, MOE_ROUTE_LOG_INFO, "tuning, %u tokens: %s, %.1f us instead of %.1f", (unsigned)num_tokens, moer_candidates[*chosen].name, best, times[0]);
+    return MOE_ROUTE_OK;
+}
+
+static moe_route_status moer_tune_all(moer_tune *tune, moer_choice choices[MOER_CHOICES]) {
+    moe_route_status status = MOE_ROUTE_OK;
+    uint32_t i, chosen = 0, num_tokens;
+    int large;
+    for (large = 0; large < 2; large++)
+        for (i = 0; i < MOER_CHOICES; i++) {
+            num_tokens = moer_tune_tokens(tune, i, large);
+            if (num_tokens != 0) tune->step.num_steps += 2 + moer_tune_num_rivals(tune, large, num_tokens);
+        }
+    for (large = 0; large < 2; large++)
+        for (i = 0; i < MOER_CHOICES; i++) {
+            num_tokens = moer_tune_tokens(tune, i, large);
+            if (num_tokens == 0) {
+                if (large && i > 0 && 1u << (i - 1) >= tune->max_tokens) choices[i].tile_rows = choices[i - 1].tile_rows;
+                continue;
+            }
+            status = moer_tune_choose(tune, large, num_tokens, &chosen);
+            if (status != MOE_ROUTE_OK) return status;
+            if (large) choices[i].tile_rows = moer_candidates[chosen].choice.tile_rows;
+            else choices[i].separate = moer_candidates[chosen].choice.separate;
+        }
+    return MOE_ROUTE_OK;
+}
+
+/* ---- the public functions ---- */
+
+static moe_route_status moer_tune_prepare(moer_tune *tune) {
+    const moer_driver *driver = &tune->context->driver;
+    const moe_route_layer *layer = tune->layers[0];
+    moer_cu_result result = driver->cuStreamCreate(&tune->stream, MOER_CU_STREAM_NON_BLOCKING);
+    moe_route_status status;
+    if (result != 0) {
+        tune->stream = NULL;
+        return moer_driver_fail(tune->context, "cuStreamCreate", result);
+    }
+    result = driver->cuEventCreate(&tune->start, 0);
+    if (result == 0) result = driver->cuEventCreate(&tune->end, 0);
+    if (result != 0) return moer_driver_fail(tune->context, "cuEventCreate", result);
+    tune->buffer = (unsigned char *)moer_alloc(tune->context, MOER_TUNE_BUFFER);
+    if (tune->buffer == NULL) return moer_fail(tune->context, MOE_ROUTE_ERROR_MEMORY, "out of memory for tuning");
+    status = moer_tune_fill_values(tune, tune->x, (size_t)tune->num_rows * layer->hidden_size, layer->dtype);
+    if (status == MOE_ROUTE_OK) status = moer_tune_fill_values(tune, tune->weights, (size_t)tune->num_rows * layer->router.top_k, layer->router.weights_dtype);
+    return status == MOE_ROUTE_OK ? moer_tune_fill_ids(tune, layer) : status;
+}
+
+/* Also after a failure, for as much as there is. */
+static void moer_tune_end(moer_tune *tune) {
+    const moer_driver *driver = &tune->context->driver;
+    uint32_t candidate;
+    if (tune->stream != NULL) driver->cuStreamSynchronize(tune->stream);
+    if (tune->start != NULL) driver->cuEventDestroy(tune->start);
+    if (tune->end != NULL) driver->cuEventDestroy(tune->end);
+    if (tune->stream != NULL) driver->cuStreamDestroy(tune->stream);
+    moer_free(tune->context, tune->buffer);
+    for (candidate = 1; candidate < MOER_CANDIDATES; candidate++) moe_route_layer_destroy(tune->layers[candidate]);
+}
+
+static moe_route_status moer_tune_run(moer_tune *tune) {
+    moer_choice choices[MOER_CHOICES];
+    moe_route_status status = moer_layer_make_variants(tune->layers[0]);
+    memset(choices, 0, sizeof choices);
+    if (status == MOE_ROUTE_OK) status = moer_tune_prepare(tune);
+    if (status == MOE_ROUTE_OK) status = moer_tune_all(tune, choices);
+    return status == MOE_ROUTE_OK ? moer_tuning_keep(tune->layers[0], choices) : status;
+}
+
+/* Checks the arguments, and does it where something is to be done. */
+static moe_route_status moer_tune_checked(moer_tune *tune) {
+    moe_route_context *context = tune->context;
+    const moe_route_tune_args *args = tune->args;
+    const char *missing = moer_driver_missing(&context->driver);
+    moe_route_status status;
+    int pushed;
+    if (context->device == MOE_ROUTE_DEVICE_COMPILE)
+        return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "moe_route_layer_tune: the context only compiles (MOE_ROUTE_DEVICE_COMPILE); nothing can be measured");
+    if (missing != NULL) return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "moe_route_layer_tune: the NVIDIA driver has no %s", missing);
+    if (!moer_tune_lay_out(tune, tune->layers[0]))
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_tune: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)tune->layers[0]->max_tokens);
+    if (args->workspace_size < tune->size)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_tune: workspace_size is %llu; needed is at least %llu", (unsigned long long)args->workspace_size,
+                         (unsigned long long)tune->size);
+    if (args->workspace == 0 || args->workspace % 256 != 0)
+        return moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_tune: workspace is 0x%llx; allowed is the address of device memory, a multiple of 256", args->workspace);
+    if (!args->again && moer_tuning_find(tune->layers[0], NULL)) return MOE_ROUTE_OK;
+    status = moer_context_enter(context, &pushed);
+    if (status != MOE_ROUTE_OK) return status;
+    tune->random = 0x9e3779b97f4a7c15ull; /* the same tokens each time */
+    status = moer_tune_run(tune);
+    moer_tune_end(tune);
+    moer_context_leave(context, pushed);
+    return status;
+}
+
+/* The layer that runs without tuning, for a function whose output or argument `given` is named so; NULL on failure. */
+static moe_route_status moer_tune_begin(moe_route_context *context, moe_route_layer_desc *desc, const moe_route_layer_desc *from, const char *function, const void *given, const char *name,
+                                        moe_route_layer **layer) {
+    if (from != NULL) {
+        *desc = *from;
+        desc->operations = MOE_ROUTE_OPERATION_EXPERTS; /* what choices concern */
+        desc->tuned = MOE_ROUTE_OFF;
+    }
+    return moer_layer_begin(context, from != NULL ? desc : NULL, function, given, name, layer);
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_tune(moe_route_context *context, const moe_route_layer_desc *from, const moe_route_tune_args *args) {
+    moe_route_layer_desc desc;
+    moer_tune tune;
+    moe_route_status status;
+    memset(&tune, 0, sizeof tune);
+    status = moer_tune_begin(context, &desc, from, "moe_route_layer_tune", args, "args", &tune.layers[0]);
+    if (tune.layers[0] == NULL) return status;
+    tune.context = context;
+    tune.desc = &desc;
+    tune.args = args;
+    if (context->device != MOE_ROUTE_DEVICE_CPU) status = moer_tune_checked(&tune);
+    moe_route_layer_destroy(tune.layers[0]);
+    return status;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_tune_workspace_size(moe_route_context *context, const moe_route_layer_desc *from, size_t *size) {
+    moe_route_layer_desc desc;
+    moer_tune tune;
+    moe_route_layer *layer;
+    moe_route_status status;
+    if (size != NULL) *size = 0;
+    memset(&tune, 0, sizeof tune);
+    status = moer_tune_begin(context, &desc, from, "moe_route_layer_tune_workspace_size", size, "size", &layer);
+    if (layer == NULL) return status;
+    if (context->device != MOE_ROUTE_DEVICE_CPU) {
+        if (moer_tune_lay_out(&tune, layer)) *size = tune.size;
+        else status = moer_fail(context, MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_tune_workspace_size: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)layer->max_tokens);
+    }
+    moe_route_layer_destroy(layer);
+    return status;
 }
 
 #endif /* MOE_ROUTE_IMPLEMENTATION */

@@ -64,7 +64,7 @@ typedef enum moe_route_status {
     MOE_ROUTE_ERROR_NO_COMPILER = 5, /* a variant has to be compiled and NVRTC can't be found */
     MOE_ROUTE_ERROR_COMPILE = 6,     /* NVRTC refused a variant; the message holds its log */
     MOE_ROUTE_ERROR_DRIVER = 7,      /* a CUDA driver call failed; the message names it */
-    MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation */
+    MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation, or has to be tuned before */
     MOE_ROUTE_ERROR_FORKED = 9       /* the context was created before fork(); CUDA and NVRTC can't be used in the child.
                                         It can be destroyed there, and so can its layers */
 } moe_route_status;
@@ -462,6 +462,10 @@ typedef struct moe_route_layer_desc {
     uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
                                           layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
                                           Where that leaves no room for the fused combine, AUTO means OFF */
+    moe_route_switch tuned;            /* kernels by what moe_route_layer_tune kept. AUTO: where something is kept. ON: the layer
+                                          is refused without. OFF: by built-in rules. No output depends on it */
+    uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
+                                          what was tuned, else by the average rows of an expert. No output depends on it */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -755,6 +759,7 @@ typedef struct moe_route_launch_info {
 
 typedef struct moe_route_plan {
     uint32_t num_launches; /* 0 on the CPU backend */
+    int32_t tuned;         /* by what moe_route_layer_tune kept */
     moe_route_launch_info launches[MOE_ROUTE_MAX_LAUNCHES];
     size_t workspace_size;
 } moe_route_plan;
@@ -790,6 +795,40 @@ MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context 
 MOE_ROUTE_API uint32_t moe_route_layer_num_variants(const moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *layer, uint32_t index,
                                                        moe_route_variant_info *info);
+
+/* --------------------------------------------------------------------------------------------------------------------
+   Tuning: some steps can be done by more than one kernel, with the same bits, and which is fastest depends on the GPU, the
+   layer and the number of tokens. moe_route_layer_tune() times them on the context's GPU with the description's own weights and
+   random tokens, for 1, 2, 4, ... tokens up to max_tokens (at most 16384; beyond, what is best there holds), and keeps what it
+   finds: in the context, and in cache_dir beside the kernels. Layers that are created after that use it, in this process and
+   in later ones, where GPU, shapes, formats and max_tokens are the same. It doesn't measure again what is kept. Without it,
+   built-in rules decide.
+   -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct moe_route_tune_step { /* one measurement */
+    uint32_t step, num_steps; /* 1 to num_steps */
+    uint32_t num_tokens;
+    const char *choice;       /* such as "as without tuning" or "tiles of 64 rows"; valid during the call */
+    double microseconds;      /* of the experts' part of the layer, one call of a graph of several */
+} moe_route_tune_step;
+
+typedef void (*moe_route_tune_progress)(const moe_route_tune_step *step, void *user);
+
+typedef struct moe_route_tune_args {
+    moe_route_address workspace;      /* device memory, aligned to 256 bytes; moe_route_layer_tune_workspace_size() bytes */
+    size_t workspace_size;
+    moe_route_tune_progress progress; /* called after each measurement by the thread that tunes, or NULL. It may not tune */
+    void *user;
+    int32_t again;                    /* 1: measure also where something is kept, and replace it */
+} moe_route_tune_args;
+
+/* Takes seconds: it compiles what is compared, and measures. The weights must be in place and the GPU otherwise idle; streams of
+   other threads may not be under capture in global mode. It waits for its own work, on a stream of its own. The description
+   needs both expert matrices. On failure nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
+MOE_ROUTE_API moe_route_status moe_route_layer_tune(moe_route_context *context, const moe_route_layer_desc *desc,
+                                                    const moe_route_tune_args *args);
+MOE_ROUTE_API moe_route_status moe_route_layer_tune_workspace_size(moe_route_context *context, const moe_route_layer_desc *desc,
+                                                                   size_t *size);
 
 /* --------------------------------------------------------------------------------------------------------------------
    Kept variants: the cache on disk, and packs

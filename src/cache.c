@@ -13,7 +13,7 @@ static void moer_count(moe_route_context *context, uint64_t *counter) {
 
 /* Takes the bytes if they are the entry that is looked for, and frees them otherwise. */
 static int moer_lookup_accept(moe_route_context *context, moer_lookup *lookup, const moer_bytes *bytes) {
-    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key)) {
+    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key) && lookup->entry.is_code) {
         lookup->bytes = *bytes;
         return 1;
     }

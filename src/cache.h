@@ -24,6 +24,7 @@ typedef struct moer_entry { /* an entry that passed every check; the pointers li
     const char *key_text; /* not terminated */
     size_t key_size;
     uint32_t target, nvrtc_version, driver_version, library_version;
+    int is_code; /* 0: results of tuning */
 } moer_entry;
 
 #define MOER_ENTRY_MAX_PAYLOAD (16u << 20)
@@ -38,8 +39,10 @@ static int moer_key_make(moer_key *key, const char *family, const char *defines,
 static int moer_key_read(const moer_entry *entry, char *family, size_t family_size, char *defines, size_t defines_size, int *current);
 static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry *entry); /* 0: anything is wrong with it */
 static int moer_entry_is_for(const moer_entry *entry, const moer_key *key);
-/* The bytes of an entry; data NULL when there is no memory, or the code is none that can be kept. */
-static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code);
+/* The payload of results of tuning begins so. */
+#define MOER_TUNING_MAGIC "moe_route tuning 1\n"
+/* The bytes of an entry; data NULL when there is no memory, or the payload is none that can be kept. */
+static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *payload);
 
 /* ---- cache_folder.c ---- */
 typedef struct moer_path { char text[MOER_PATH_MAX]; } moer_path;

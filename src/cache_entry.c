@@ -1,6 +1,6 @@
 /*
-  cache_entry.c: the key that a variant is looked up by, and the bytes in which it is kept: made, and checked. Files and
-  folders don't belong here: the same bytes lie in packs.
+  cache_entry.c: the key that a variant, or what tuning found, is looked up by, and the bytes in which it is kept: made, and
+  checked. Files and folders don't belong here: the same bytes lie in packs.
 
   The key holds only what is known without NVRTC and without the driver, so that a hit needs neither. The versions that
   made an entry stand in its header. A digest guards against damage; against others, the owner and mode of the file do.
@@ -20,7 +20,11 @@
 
 #define MOER_ENTRY_FORMAT 1u
 #define MOER_ENTRY_FIXED_SIZE 80u /* the header up to the key text */
-#define MOER_ENTRY_PTX 1u         /* flag: the payload is PTX, with its terminator */
+/* What the payload is, in the flags. */
+#define MOER_ENTRY_CUBIN 0u
+#define MOER_ENTRY_PTX 1u    /* with its terminator */
+#define MOER_ENTRY_TUNING 2u /* choices.c knows more of it */
+#define MOER_ENTRY_NONE 3u   /* nothing that can be kept */
 #define MOER_LIBRARY_VERSION (MOE_ROUTE_VERSION_MAJOR * 10000 + MOE_ROUTE_VERSION_MINOR * 100 + MOE_ROUTE_VERSION_PATCH)
 
 /* ---- numbers and digests ---- */
@@ -114,6 +118,16 @@ static int moer_is_ptx(const unsigned char *data, size_t size) {
     return size >= 2 && memchr(data, 0, size) == data + size - 1;
 }
 
+static int moer_is_tuning(const unsigned char *data, size_t size) {
+    return size > strlen(MOER_TUNING_MAGIC) && memcmp(data, MOER_TUNING_MAGIC, strlen(MOER_TUNING_MAGIC)) == 0;
+}
+
+static uint32_t moer_entry_kind(const unsigned char *payload, size_t size) {
+    if (moer_is_tuning(payload, size)) return MOER_ENTRY_TUNING;
+    if (moer_is_elf(payload, size)) return MOER_ENTRY_CUBIN;
+    return moer_is_ptx(payload, size) ? MOER_ENTRY_PTX : MOER_ENTRY_NONE;
+}
+
 static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry *entry) {
     unsigned char digest[32];
     uint64_t header_size, payload_size, key_size;
@@ -133,10 +147,8 @@ static int moer_entry_parse(const unsigned char *bytes, size_t size, moer_entry 
     entry->payload_size = (size_t)payload_size;
     moer_digest(entry->payload, entry->payload_size, digest);
     if (memcmp(bytes + 48, digest, 32) != 0) return 0;
-    if (flags == 0 ? !moer_is_elf(entry->payload, entry->payload_size)
-                   : flags != MOER_ENTRY_PTX || !moer_is_ptx(entry->payload, entry->payload_size)) {
-        return 0;
-    }
+    if (flags == MOER_ENTRY_NONE || flags != moer_entry_kind(entry->payload, entry->payload_size)) return 0;
+    entry->is_code = flags != MOER_ENTRY_TUNING;
     entry->key_text = (const char *)bytes + MOER_ENTRY_FIXED_SIZE;
     entry->key_size = (size_t)key_size;
     entry->target = (uint32_t)moer_read_number(bytes + 16, 4);
@@ -150,14 +162,15 @@ static int moer_entry_is_for(const moer_entry *entry, const moer_key *key) {
     return entry->target == key->target && entry->key_size == key->text_size && memcmp(entry->key_text, key->text, key->text_size) == 0;
 }
 
-static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *code) {
+static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *key, const moer_bytes *payload) {
+    const uint32_t kind = moer_entry_kind(payload->data, payload->size);
     size_t start = (size_t)moer_entry_header_size(key->text_size);
-    int elf = moer_is_elf(code->data, code->size), nvrtc_version;
+    int nvrtc_version;
     moer_bytes entry;
     unsigned char *data;
     memset(&entry, 0, sizeof entry);
-    if (code->size > MOER_ENTRY_MAX_PAYLOAD || (!elf && !moer_is_ptx(code->data, code->size))) return entry;
-    data = (unsigned char *)moer_alloc(context, start + code->size);
+    if (payload->size > MOER_ENTRY_MAX_PAYLOAD || kind == MOER_ENTRY_NONE) return entry;
+    data = (unsigned char *)moer_alloc(context, start + payload->size);
     if (!data) return entry;
     moer_mutex_lock(&context->mutex);
     nvrtc_version = context->nvrtc.version;
@@ -169,14 +182,14 @@ static moer_bytes moer_entry_make(moe_route_context *context, const moer_key *ke
     moer_write_number(data + 20, (uint64_t)nvrtc_version, 4);
     moer_write_number(data + 24, (uint64_t)context->driver_version, 4);
     moer_write_number(data + 28, MOER_LIBRARY_VERSION, 4);
-    moer_write_number(data + 32, elf ? 0 : MOER_ENTRY_PTX, 4);
+    moer_write_number(data + 32, kind, 4);
     moer_write_number(data + 36, key->text_size, 4);
-    moer_write_number(data + 40, code->size, 8);
-    moer_digest(code->data, code->size, data + 48);
+    moer_write_number(data + 40, payload->size, 8);
+    moer_digest(payload->data, payload->size, data + 48);
     memcpy(data + MOER_ENTRY_FIXED_SIZE, key->text, key->text_size);
     moer_digest(data, start - 32, data + start - 32);
-    memcpy(data + start, code->data, code->size);
+    memcpy(data + start, payload->data, payload->size);
     entry.data = data;
-    entry.size = start + code->size;
+    entry.size = start + payload->size;
     return entry;
 }

@@ -175,6 +175,7 @@ MOE_ROUTE_API void moe_route_context_destroy(moe_route_context *context) {
     moer_variants_destroy(context, !moer_context_is_forked(context));
     moer_packs_close(context);
     moer_cache_close(context);
+    moer_tunings_destroy(context);
     if (!moer_context_is_forked(context)) { /* a child's copies may look as if threads waited on them, forever */
         if (context->retained_primary) context->driver.cuDevicePrimaryCtxRelease(context->cu_device);
         moer_condition_destroy(&context->variant_ready);

@@ -22,32 +22,52 @@
 typedef struct moer_symbol { /* a function to look up, and the field that it goes to */
     const char *name;
     size_t offset;
-    int required;
+    int required; /* MOER_OPTIONAL, ... */
 } moer_symbol;
 
+#define MOER_OPTIONAL 0
+#define MOER_REQUIRED 1
+#define MOER_FOR_TUNING 2 /* required by that alone */
+
 static const moer_symbol moer_driver_symbols[] = {
-    {"cuInit", offsetof(moer_driver, cuInit), 1},
-    {"cuDriverGetVersion", offsetof(moer_driver, cuDriverGetVersion), 1},
-    {"cuGetErrorName", offsetof(moer_driver, cuGetErrorName), 1},
-    {"cuGetErrorString", offsetof(moer_driver, cuGetErrorString), 1},
-    {"cuDeviceGetCount", offsetof(moer_driver, cuDeviceGetCount), 1},
-    {"cuDeviceGet", offsetof(moer_driver, cuDeviceGet), 1},
-    {"cuDeviceGetName", offsetof(moer_driver, cuDeviceGetName), 1},
-    {"cuDeviceGetAttribute", offsetof(moer_driver, cuDeviceGetAttribute), 1},
-    {"cuDevicePrimaryCtxRetain", offsetof(moer_driver, cuDevicePrimaryCtxRetain), 1},
-    {"cuDevicePrimaryCtxRelease_v2", offsetof(moer_driver, cuDevicePrimaryCtxRelease), 1},
-    {"cuCtxGetCurrent", offsetof(moer_driver, cuCtxGetCurrent), 1},
-    {"cuCtxGetDevice", offsetof(moer_driver, cuCtxGetDevice), 1},
-    {"cuCtxPushCurrent_v2", offsetof(moer_driver, cuCtxPushCurrent), 1},
-    {"cuCtxPopCurrent_v2", offsetof(moer_driver, cuCtxPopCurrent), 1},
-    {"cuThreadExchangeStreamCaptureMode", offsetof(moer_driver, cuThreadExchangeStreamCaptureMode), 1},
-    {"cuLibraryLoadData", offsetof(moer_driver, cuLibraryLoadData), 1},
-    {"cuLibraryUnload", offsetof(moer_driver, cuLibraryUnload), 1},
-    {"cuLibraryGetKernel", offsetof(moer_driver, cuLibraryGetKernel), 1},
-    {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), 1},
-    {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), 1},
-    {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), 0},
-    {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), 1},
+    {"cuInit", offsetof(moer_driver, cuInit), MOER_REQUIRED},
+    {"cuDriverGetVersion", offsetof(moer_driver, cuDriverGetVersion), MOER_REQUIRED},
+    {"cuGetErrorName", offsetof(moer_driver, cuGetErrorName), MOER_REQUIRED},
+    {"cuGetErrorString", offsetof(moer_driver, cuGetErrorString), MOER_REQUIRED},
+    {"cuDeviceGetCount", offsetof(moer_driver, cuDeviceGetCount), MOER_REQUIRED},
+    {"cuDeviceGet", offsetof(moer_driver, cuDeviceGet), MOER_REQUIRED},
+    {"cuDeviceGetName", offsetof(moer_driver, cuDeviceGetName), MOER_REQUIRED},
+    {"cuDeviceGetAttribute", offsetof(moer_driver, cuDeviceGetAttribute), MOER_REQUIRED},
+    {"cuDevicePrimaryCtxRetain", offsetof(moer_driver, cuDevicePrimaryCtxRetain), MOER_REQUIRED},
+    {"cuDevicePrimaryCtxRelease_v2", offsetof(moer_driver, cuDevicePrimaryCtxRelease), MOER_REQUIRED},
+    {"cuCtxGetCurrent", offsetof(moer_driver, cuCtxGetCurrent), MOER_REQUIRED},
+    {"cuCtxGetDevice", offsetof(moer_driver, cuCtxGetDevice), MOER_REQUIRED},
+    {"cuCtxPushCurrent_v2", offsetof(moer_driver, cuCtxPushCurrent), MOER_REQUIRED},
+    {"cuCtxPopCurrent_v2", offsetof(moer_driver, cuCtxPopCurrent), MOER_REQUIRED},
+    {"cuThreadExchangeStreamCaptureMode", offsetof(moer_driver, cuThreadExchangeStreamCaptureMode), MOER_REQUIRED},
+    {"cuLibraryLoadData", offsetof(moer_driver, cuLibraryLoadData), MOER_REQUIRED},
+    {"cuLibraryUnload", offsetof(moer_driver, cuLibraryUnload), MOER_REQUIRED},
+    {"cuLibraryGetKernel", offsetof(moer_driver, cuLibraryGetKernel), MOER_REQUIRED},
+    {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), MOER_REQUIRED},
+    {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), MOER_REQUIRED},
+    {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), MOER_OPTIONAL},
+    {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), MOER_REQUIRED},
+    {"cuMemcpyHtoDAsync_v2", offsetof(moer_driver, cuMemcpyHtoDAsync), MOER_FOR_TUNING},
+    {"cuMemcpyDtoHAsync_v2", offsetof(moer_driver, cuMemcpyDtoHAsync), MOER_FOR_TUNING},
+    {"cuStreamCreate", offsetof(moer_driver, cuStreamCreate), MOER_FOR_TUNING},
+    {"cuStreamDestroy_v2", offsetof(moer_driver, cuStreamDestroy), MOER_FOR_TUNING},
+    {"cuStreamSynchronize", offsetof(moer_driver, cuStreamSynchronize), MOER_FOR_TUNING},
+    {"cuStreamBeginCapture_v2", offsetof(moer_driver, cuStreamBeginCapture), MOER_FOR_TUNING},
+    {"cuStreamEndCapture", offsetof(moer_driver, cuStreamEndCapture), MOER_FOR_TUNING},
+    {"cuGraphInstantiateWithFlags", offsetof(moer_driver, cuGraphInstantiateWithFlags), MOER_FOR_TUNING},
+    {"cuGraphLaunch", offsetof(moer_driver, cuGraphLaunch), MOER_FOR_TUNING},
+    {"cuGraphExecDestroy", offsetof(moer_driver, cuGraphExecDestroy), MOER_FOR_TUNING},
+    {"cuGraphDestroy", offsetof(moer_driver, cuGraphDestroy), MOER_FOR_TUNING},
+    {"cuEventCreate", offsetof(moer_driver, cuEventCreate), MOER_FOR_TUNING},
+    {"cuEventDestroy_v2", offsetof(moer_driver, cuEventDestroy), MOER_FOR_TUNING},
+    {"cuEventRecord", offsetof(moer_driver, cuEventRecord), MOER_FOR_TUNING},
+    {"cuEventSynchronize", offsetof(moer_driver, cuEventSynchronize), MOER_FOR_TUNING},
+    {"cuEventElapsedTime", offsetof(moer_driver, cuEventElapsedTime), MOER_FOR_TUNING},
 };
 
 /* Fills a struct of function pointers. Returns the name of a required function that is missing, or NULL. */
@@ -56,10 +76,20 @@ static const char *moer_symbols_find(void *library, const moer_symbol *symbols, 
     size_t i;
     for (i = 0; i < count; i++) {
         moer_function function = moer_library_symbol(library, symbols[i].name);
-        if (!function && symbols[i].required && !missing) missing = symbols[i].name;
+        if (!function && symbols[i].required == MOER_REQUIRED && !missing) missing = symbols[i].name;
         memcpy((char *)functions + symbols[i].offset, &function, sizeof function);
     }
     return missing;
+}
+
+static const char *moer_driver_missing(const moer_driver *driver) {
+    size_t i;
+    for (i = 0; i < MOER_COUNT(moer_driver_symbols); i++) {
+        moer_function function;
+        memcpy(&function, (const char *)driver + moer_driver_symbols[i].offset, sizeof function);
+        if (function == NULL && moer_driver_symbols[i].required == MOER_FOR_TUNING) return moer_driver_symbols[i].name;
+    }
+    return NULL;
 }
 
 static void moer_driver_describe(const moer_driver *driver, moer_cu_result result, const char **name,

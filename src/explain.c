@@ -81,6 +81,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *la
     status = moer_explain_sequence(layer, operation, num_tokens, &w, &sequence);
     if (status != MOE_ROUTE_OK) return status;
     plan->num_launches = sequence.num_launches;
+    plan->tuned = layer->tuned;
     for (i = 0; i < sequence.num_launches; i++) {
         const moer_launch *launch = &sequence.launches[i];
         moe_route_launch_info *info = &plan->launches[i];
@@ -119,6 +120,7 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
                                info->variant);
     }
     if (plan->num_launches == 0) length = moer_text_add(text, size, length, "no launches\n");
+    if (plan->tuned) length = moer_text_add(text, size, length, "kernels chosen by tuning\n");
     return moer_text_add(text, size, length, "workspace: %llu bytes\n", (unsigned long long)plan->workspace_size);
 }
 

@@ -89,12 +89,17 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+    MOER_CU_STREAM_NON_BLOCKING = 1,
+    MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     MOER_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 };
 typedef struct CUlib_st *moer_cu_library;
 typedef struct CUkern_st *moer_cu_kernel;
 typedef struct CUfunc_st *moer_cu_function;
+typedef struct CUevent_st *moer_cu_event;
+typedef struct CUgraph_st *moer_cu_graph;
+typedef struct CUgraphExec_st *moer_cu_graph_exec;
 
 typedef struct moer_cu_launch_attribute { /* CUlaunchAttribute */
     int id;
@@ -136,10 +141,29 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
+    /* For tuning alone; NULL where a driver lacks them. */
+    moer_cu_result(MOER_CUDA_CALL *cuMemcpyHtoDAsync)(moe_route_address, const void *, size_t, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuMemcpyDtoHAsync)(void *, moe_route_address, size_t, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamCreate)(moe_route_stream *, unsigned int);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamDestroy)(moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamSynchronize)(moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamBeginCapture)(moe_route_stream, int);
+    moer_cu_result(MOER_CUDA_CALL *cuStreamEndCapture)(moe_route_stream, moer_cu_graph *);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphInstantiateWithFlags)(moer_cu_graph_exec *, moer_cu_graph, unsigned long long);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphLaunch)(moer_cu_graph_exec, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphExecDestroy)(moer_cu_graph_exec);
+    moer_cu_result(MOER_CUDA_CALL *cuGraphDestroy)(moer_cu_graph);
+    moer_cu_result(MOER_CUDA_CALL *cuEventCreate)(moer_cu_event *, unsigned int);
+    moer_cu_result(MOER_CUDA_CALL *cuEventDestroy)(moer_cu_event);
+    moer_cu_result(MOER_CUDA_CALL *cuEventRecord)(moer_cu_event, moe_route_stream);
+    moer_cu_result(MOER_CUDA_CALL *cuEventSynchronize)(moer_cu_event);
+    moer_cu_result(MOER_CUDA_CALL *cuEventElapsedTime)(float *, moer_cu_event, moer_cu_event);
 } moer_driver;
 
 /* Opens the driver and calls cuInit; on failure returns ERROR_NO_DEVICE with a message. Once per context. */
 static moe_route_status moer_driver_open(moe_route_context *context);
+/* Name of a function that only tuning needs, and that this driver lacks; NULL: it has all. */
+static const char *moer_driver_missing(const moer_driver *driver);
 /* moer_fail with ERROR_DRIVER: "<call>: <name of the error> (<its text>)". */
 static moe_route_status moer_driver_fail(moe_route_context *context, const char *call, moer_cu_result result);
 
@@ -254,6 +278,7 @@ struct moe_route_context {
     moer_pack *packs;          /* in the order in which they were added; none is removed while the context lives */
     moe_route_statistics statistics;
     moer_variant *variants;
+    struct moer_tuning *tunings; /* kept in this process */
 };
 
 /* Whether `call` may use the context: its creation succeeded, and in this process. */
@@ -337,6 +362,32 @@ static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that a ro
 
 #define MOER_GROUPED_TILES 3 /* sizes of grouped.cu's tiles: 32, 64 and 128 rows */
 
+/* ---- choices.c: which of several kernels of the same result a layer launches ---- */
+#define MOER_CHOICES 21 /* of the token counts up to 1, 2, 4, ..., MOER_MAX_TOKENS */
+typedef struct moer_choice {
+    unsigned char separate;  /* up to MOER_SMALL_PAIRS pairs: 1: down matmul and combine are two kernels even where one can do both */
+    unsigned char tile_rows; /* beyond, in grouped.cu: rows of a tile, 32, 64 or 128; 0: by the average rows of an expert */
+} moer_choice;
+
+typedef struct moer_tuning { /* what was measured for one kind of layer */
+    struct moer_tuning *next;
+    unsigned char digest[32]; /* of its key */
+    moer_choice choices[MOER_CHOICES];
+} moer_tuning;
+
+/* Fills layer->choices from the description, and from what moe_route_layer_tune kept. */
+static moe_route_status moer_layer_choose(moe_route_layer *layer, const moe_route_layer_desc *desc);
+/* The choice at a number of tokens. */
+static const moer_choice *moer_layer_choice(const moe_route_layer *layer, uint32_t num_tokens);
+/* The token counts that choice i is for, up to max_tokens, and of these those with more than MOER_SMALL_PAIRS pairs (`large`), or those
+   without. 0: there are none. */
+static int moer_choice_range(const moe_route_layer *layer, uint32_t i, int large, uint32_t *least, uint32_t *most);
+/* Whether something is kept for the layer; then into `choices`, which may be NULL. */
+static int moer_tuning_find(const moe_route_layer *layer, moer_choice *choices);
+/* Keeps it in the context, and in its cache folder. */
+static moe_route_status moer_tuning_keep(const moe_route_layer *layer, const moer_choice *choices);
+static void moer_tunings_destroy(moe_route_context *context);
+
 struct moe_route_layer {
     moe_route_context *context;
     moer_router router;
@@ -345,6 +396,8 @@ struct moe_route_layer {
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
+    int tuned;                /* choices are what moe_route_layer_tune kept */
+    moer_choice choices[MOER_CHOICES];
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
     float alpha, up_beta, up_offset, clamp; /* alpha is SILU's, or SITU's beta; up_beta 0: none */
@@ -379,6 +432,7 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /* down matmul and combine in one kernel */
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */

@@ -398,7 +398,30 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
 /* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
     const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
+    const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
+    if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
     return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+}
+
+/* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */
+static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 1, &least, &most) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
+            return 1;
+    return 0;
+}
+
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs) {
+    return layer->fused_combine && num_pairs <= MOER_SMALL_PAIRS && !moer_layer_choice(layer, num_pairs / layer->router.top_k)->separate;
+}
+
+/* Whether some batch of few pairs goes through down.cu, or not through it. */
+static int moer_layer_meets_fused(const moe_route_layer *layer, int fused) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 0, &least, &most) && moer_layer_fuses(layer, most * layer->router.top_k) == fused) return 1;
+    return 0;
 }
 
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
@@ -412,11 +435,11 @@ static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_ma
 
 static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, const moer_variant **variants) {
     const int weighs_output = !kind->activated && !layer->weight_on_input;
-    const uint32_t last = moer_grouped_tile(layer, layer->max_tokens * layer->router.top_k);
     moe_route_status status = MOE_ROUTE_OK;
     uint32_t tile;
-    for (tile = moer_grouped_tile(layer, MOER_GROUPED_PAIRS + 1); tile <= last && status == MOE_ROUTE_OK; tile++) {
+    for (tile = 0; tile < MOER_GROUPED_TILES && status == MOE_ROUTE_OK; tile++) {
         char defines[MOER_DEFINES_MAX] = "";
+        if (!moer_layer_meets_tile(layer, tile)) continue;
         moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
         moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
         moer_define(defines, "TILE_ROWS", 32ul << tile);
@@ -496,21 +519,21 @@ static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs
 
 /* The down matmul with the combine. */
 static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
-    const int large = moer_layer_runs_large(layer);
+    const int large = moer_layer_runs_large(layer), separate = moer_layer_meets_fused(layer, 0);
     moer_matmul_kind kind;
     moe_route_status status = MOE_ROUTE_OK;
     memset(&kind, 0, sizeof kind);
     kind.x_index = 2;
-    if (layer->fused_combine) status = moer_layer_need_down_fused(layer);
+    if (moer_layer_meets_fused(layer, 1)) status = moer_layer_need_down_fused(layer);
     if (status == MOE_ROUTE_OK && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k)) {
         kind.out = layer->dtype;
         status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
     }
-    if (status != MOE_ROUTE_OK || (layer->fused_combine && !large)) return status;
+    if (status != MOE_ROUTE_OK || (!separate && !large)) return status;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, !layer->fused_combine, large, layer->down_rows);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, separate, large, layer->down_rows);
     if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, layer->weight_on_input, &layer->combine_rows);
     return status;
 }
@@ -642,7 +665,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
     else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-    if (runs && (cpu || !small || !layer->fused_combine || moer_layer_runs_grouped(layer, num_pairs))) {
+    if (runs && (cpu || !small || moer_layer_meets_fused(layer, 0))) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
         const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
         fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
@@ -695,6 +718,7 @@ static moe_route_status moer_layer_fill(moe_route_layer *layer, const moe_route_
     if (status != MOE_ROUTE_OK) return status;
     layer->max_pairs_small = moer_small_pairs(layer, layer->max_tokens);
     status = moer_layer_choose_parts(layer, desc);
+    if (status == MOE_ROUTE_OK) status = moer_layer_choose(layer, desc);
     if (status != MOE_ROUTE_OK) return status;
     if (!moer_workspace_lay_out(layer, layer->max_tokens, &workspace))
         return moer_fail(layer->context, MOE_ROUTE_ERROR_ARGUMENT, "layer: max_tokens is %u; its workspace is larger than this machine's addresses", (unsigned)layer->max_tokens);
@@ -719,16 +743,31 @@ static moe_route_status moer_layer_begin(moe_route_context *context, const moe_r
     return status;
 }
 
-MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
+/* *tuned: its kernels were to be those that tuning chose. */
+static moe_route_status moer_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out, int *tuned) {
     moe_route_layer *layer;
-    moe_route_status status;
-    if (out != NULL) *out = NULL;
-    status = moer_layer_begin(context, desc, "moe_route_layer_create", out, "layer", &layer);
+    moe_route_status status = moer_layer_begin(context, desc, "moe_route_layer_create", out, "layer", &layer);
+    *tuned = 0;
     if (layer == NULL) return status;
+    *tuned = layer->tuned;
     if (context->device != MOE_ROUTE_DEVICE_CPU) status = moer_layer_make_variants(layer);
     if (status == MOE_ROUTE_OK) *out = layer;
     else moer_free(context, layer);
     return status;
+}
+
+MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context, const moe_route_layer_desc *desc, moe_route_layer **out) {
+    moe_route_layer_desc untuned;
+    moe_route_status status;
+    int tuned;
+    if (out != NULL) *out = NULL;
+    status = moer_layer_create(context, desc, out, &tuned);
+    if (status == MOE_ROUTE_OK || !tuned || desc->tuned == MOE_ROUTE_ON) return status;
+    /* Those without tuning may be in a pack, or in the cache still. */
+    moer_log(context, MOE_ROUTE_LOG_WARNING, "the kernels that tuning chose for a layer can't be had; it takes those of an untuned one");
+    untuned = *desc;
+    untuned.tuned = MOE_ROUTE_OFF;
+    return moer_layer_create(context, &untuned, out, &tuned);
 }
 
 MOE_ROUTE_API moe_route_status moe_route_layer_count_variants(moe_route_context *context, const moe_route_layer_desc *desc, uint32_t *count) {

@@ -60,19 +60,19 @@ static void moer_nvrtc_locate(moer_nvrtc *found, const char *name, char *folder,
 /* Takes an opened library if it is an NVRTC that can be used. `name` is what it was opened by. */
 static int moer_nvrtc_accept(moer_nvrtc_search *search, void *library, const char *name) {
     static const moer_symbol symbols[] = {
-        {"nvrtcVersion", offsetof(moer_nvrtc, nvrtcVersion), 1},
-        {"nvrtcGetErrorString", offsetof(moer_nvrtc, nvrtcGetErrorString), 1},
-        {"nvrtcGetNumSupportedArchs", offsetof(moer_nvrtc, nvrtcGetNumSupportedArchs), 1},
-        {"nvrtcGetSupportedArchs", offsetof(moer_nvrtc, nvrtcGetSupportedArchs), 1},
-        {"nvrtcCreateProgram", offsetof(moer_nvrtc, nvrtcCreateProgram), 1},
-        {"nvrtcDestroyProgram", offsetof(moer_nvrtc, nvrtcDestroyProgram), 1},
-        {"nvrtcCompileProgram", offsetof(moer_nvrtc, nvrtcCompileProgram), 1},
-        {"nvrtcGetProgramLogSize", offsetof(moer_nvrtc, nvrtcGetProgramLogSize), 1},
-        {"nvrtcGetProgramLog", offsetof(moer_nvrtc, nvrtcGetProgramLog), 1},
-        {"nvrtcGetCUBINSize", offsetof(moer_nvrtc, nvrtcGetCUBINSize), 1},
-        {"nvrtcGetCUBIN", offsetof(moer_nvrtc, nvrtcGetCUBIN), 1},
-        {"nvrtcGetPTXSize", offsetof(moer_nvrtc, nvrtcGetPTXSize), 1},
-        {"nvrtcGetPTX", offsetof(moer_nvrtc, nvrtcGetPTX), 1},
+        {"nvrtcVersion", offsetof(moer_nvrtc, nvrtcVersion), MOER_REQUIRED},
+        {"nvrtcGetErrorString", offsetof(moer_nvrtc, nvrtcGetErrorString), MOER_REQUIRED},
+        {"nvrtcGetNumSupportedArchs", offsetof(moer_nvrtc, nvrtcGetNumSupportedArchs), MOER_REQUIRED},
+        {"nvrtcGetSupportedArchs", offsetof(moer_nvrtc, nvrtcGetSupportedArchs), MOER_REQUIRED},
+        {"nvrtcCreateProgram", offsetof(moer_nvrtc, nvrtcCreateProgram), MOER_REQUIRED},
+        {"nvrtcDestroyProgram", offsetof(moer_nvrtc, nvrtcDestroyProgram), MOER_REQUIRED},
+        {"nvrtcCompileProgram", offsetof(moer_nvrtc, nvrtcCompileProgram), MOER_REQUIRED},
+        {"nvrtcGetProgramLogSize", offsetof(moer_nvrtc, nvrtcGetProgramLogSize), MOER_REQUIRED},
+        {"nvrtcGetProgramLog", offsetof(moer_nvrtc, nvrtcGetProgramLog), MOER_REQUIRED},
+        {"nvrtcGetCUBINSize", offsetof(moer_nvrtc, nvrtcGetCUBINSize), MOER_REQUIRED},
+        {"nvrtcGetCUBIN", offsetof(moer_nvrtc, nvrtcGetCUBIN), MOER_REQUIRED},
+        {"nvrtcGetPTXSize", offsetof(moer_nvrtc, nvrtcGetPTXSize), MOER_REQUIRED},
+        {"nvrtcGetPTX", offsetof(moer_nvrtc, nvrtcGetPTX), MOER_REQUIRED},
     };
     moer_nvrtc *found = &search->found;
     const char *missing = moer_symbols_find(library, symbols, MOER_COUNT(symbols), found);

@@ -212,7 +212,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
-    if (layer->fused_combine && !large && !grouped) {
+    if (moer_layer_fuses(layer, num_pairs)) {
         moer_down_args *args;
         uint32_t warps;
         moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);

@@ -29,6 +29,7 @@ typedef struct model_spec {
     uint32_t first_expert, num_local; /* num_local 0: all */
     uint32_t max_tokens, operations;
     moe_route_switch dependent_launch, fused_combine;
+    uint32_t grouped_rows;
     moe_route_codes codes;
     int zero_points;     /* 1: given */
     uint32_t group_rows; /* 0: 1 */
@@ -50,6 +51,7 @@ typedef struct model {
     uint32_t num_local;
     model_matrix gate_up, down;
     device_buffer up_buffers[4]; /* data, scales, zero points, bias of an up matrix of its own */
+    moe_route_layer_desc desc;   /* of the layer */
     moe_route_layer *layer;
 } model;
 
@@ -82,6 +84,7 @@ TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *
     desc->operations = spec->operations;
     desc->dependent_launch = spec->dependent_launch;
     desc->fused_combine = spec->fused_combine;
+    desc->grouped_rows = spec->grouped_rows;
     for (i = 0; i < 2; i++) {
         weights[i]->format = spec->format;
         weights[i]->scales_dtype = spec->scales_dtype;
@@ -166,6 +169,7 @@ TEST_FUNCTION void model_create(test_device *on, const model_spec *spec, uint64_
         model_split(on, m->gate_up.stored.zero_points, m->num_local, &m->gate_up.zero_points_buffer, &gate->zero_points, &m->up_buffers[2], &up->zero_points);
         model_split(on, m->gate_up.bias, m->num_local, &m->gate_up.bias_buffer, &gate->bias, &m->up_buffers[3], &up->bias);
     }
+    m->desc = desc;
     CHECK(moe_route_layer_create(on->context, &desc, &m->layer) == MOE_ROUTE_OK, "%s", device_message(on));
 }
 
