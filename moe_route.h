@@ -1831,15 +1831,12 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }\n"
-    "DEVICE bool warp_any(bool p) { return __any_sync(0xffffffffu, p) != 0; }\n"
-    "DEVICE bool warp_all(bool p) { return __all_sync(0xffffffffu, p) != 0; }\n"
     "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n"
-    "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n",
+    "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n"
     "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n"
-    "DEVICE u32 warp_shuffle_down(u32 v, u32 delta) { return __shfl_down_sync(0xffffffffu, v, delta); }\n"
     "\n"
-    "/* ---- bits ---- */\n"
+    "/* ---- bits ---- */\n",
     "DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }\n"
     "DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }\n"
     "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n"
@@ -1883,9 +1880,9 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
     "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
-    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n",
+    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
-    "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
+    "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n",
     "}\n"
     "\n"
     "/* ---- global memory ---- */\n"
@@ -1931,9 +1928,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "    return d;\n"
     "}\n"
     "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
-    "/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */\n"
-    "DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }\n"
-    "/* Likewise; returns nothing. */\n"
+    "/* Atomic among all blocks of the device, and orders nothing else. */\n"
     "DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }\n"
     "\n"
     "/* ---- shared memory ---- */\n"
@@ -1953,11 +1948,11 @@ static const char *const moer_source_0[] = { /* device.h */
     "}\n"
     "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
     "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
-    "\n",
+    "\n"
     "/* ---- copies from global to shared memory that go on while the thread does ----\n"
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
-    "   touch the destination before. */\n"
+    "   touch the destination before. */\n",
     "/* 16 or 4 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Both ends are\n"
     "   aligned to as many bytes. The 16 aren't kept in L1. */\n"
     "#define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)\n"
@@ -5757,7 +5752,7 @@ static const moer_source moer_sources[] = {
     {"dispatch.cu", moer_source_25},
     {"slots.cu", moer_source_26},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "625ec28c385a5b2877e95ef0d31cfa630c3583593435663e3203a51f92ee830a";
+static const char moer_sources_digest[] = "76d73da53fe4d06345a9948ae98ab7f7ac3be96bf10cbe63d599796f8e096313";
 
 /* ---- src/base.c ---- */
 /*

@@ -250,10 +250,8 @@ __attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *for
 }
 
 static const char *operation_name(int operation) {
-    static const char *const names[] = {"warp_max",   "warp_min",     "warp_ballot",      "warp_any",
-                                        "warp_all",   "warp_match",   "warp_shuffle",     "warp_shuffle_xor",
-                                        "warp_shuffle_up", "warp_shuffle_down", "warp_barrier", "matrix_multiply_f16",
-                                        "matrix_multiply_bf16"};
+    static const char *const names[] = {"warp_max",         "warp_min",        "warp_ballot",  "warp_match",          "warp_shuffle",
+                                        "warp_shuffle_xor", "warp_shuffle_up", "warp_barrier", "matrix_multiply_f16", "matrix_multiply_bf16"};
     return names[operation];
 }
 
@@ -316,8 +314,6 @@ static void complete_collective(thread *lanes, warp *w) {
         case EMULATION_MAX: t->result = most; continue;
         case EMULATION_MIN: t->result = least; continue;
         case EMULATION_BALLOT: t->result = all; continue;
-        case EMULATION_ANY: t->result = all != 0; continue;
-        case EMULATION_ALL: t->result = all == 0xffffffffu; continue;
         case EMULATION_MATCH:
             t->result = 0;
             for (unsigned j = 0; j < 32; j++)
@@ -326,7 +322,6 @@ static void complete_collective(thread *lanes, warp *w) {
         case EMULATION_SHUFFLE: source = t->argument & 31; break;
         case EMULATION_SHUFFLE_XOR: source = (i ^ t->argument) & 31; break;
         case EMULATION_SHUFFLE_UP: source = t->argument <= i ? i - t->argument : i; break;
-        case EMULATION_SHUFFLE_DOWN: source = t->argument < 32 - i ? i + t->argument : i; break;
         default: continue;
         }
         t->result = lanes[source].value;
