@@ -12,6 +12,7 @@
 #   make examples   the small programs of examples/, into build/examples
 #   make lib        build/libmoe_route.so, for languages that can't include a header
 #   make install    header, pkg-config and CMake files into PREFIX (/usr/local), below DESTDIR where that is given
+#   make install-lib   the same, and the shared library into LIBDIR (PREFIX/lib)
 #   make clean
 
 CC ?= cc
@@ -60,7 +61,9 @@ fresh: build/amalgamate
 
 PREFIX ?= /usr/local
 VERSION = $(shell sed -n 's/^.define MOE_ROUTE_VERSION "\(.*\)"/\1/p' moe_route.h)
+SONAME = libmoe_route.so.$(basename $(VERSION))
 SHARE = $(DESTDIR)$(PREFIX)/share
+LIBDIR ?= $(PREFIX)/lib
 
 # The layout is vcpkg's, too.
 install: moe_route.h
@@ -71,15 +74,23 @@ install: moe_route.h
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' packaging/moe_route.pc.in >$(SHARE)/pkgconfig/moe_route.pc
 	chmod 644 $(SHARE)/pkgconfig/moe_route.pc
 
+# The file has the whole version; by the soname programs find it when they run, by the plain name when they are linked.
+install-lib: install build/libmoe_route.so
+	install -d $(DESTDIR)$(LIBDIR)
+	install -m 755 build/libmoe_route.so $(DESTDIR)$(LIBDIR)/libmoe_route.so.$(VERSION)
+	ln -sf libmoe_route.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libmoe_route.so
+
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/include/moe_route.h $(SHARE)/pkgconfig/moe_route.pc
+	rm -f $(DESTDIR)$(LIBDIR)/libmoe_route.so $(DESTDIR)$(LIBDIR)/$(SONAME) $(DESTDIR)$(LIBDIR)/libmoe_route.so.$(VERSION)
 	rm -rf $(SHARE)/moe_route
 
 # Its soname changes when its ABI does: docs/abi.md.
 EXPORTED = -fPIC -fvisibility=hidden '-DMOE_ROUTE_API=extern __attribute__((visibility("default")))'
 lib: build/libmoe_route.so
 build/libmoe_route.so: packaging/moe_route.c moe_route.h | build
-	$(CC) $(CFLAGS) $(WARNINGS) $(EXPORTED) -I. -shared -Wl,-soname,libmoe_route.so.$(basename $(VERSION)) -o $@ $< $(LDLIBS)
+	$(CC) $(CFLAGS) $(WARNINGS) $(EXPORTED) -I. -shared -Wl,-soname,$(SONAME) -o $@ $< $(LDLIBS)
 
 # ---- the demo ----
 
@@ -223,4 +234,4 @@ format:
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh install uninstall lib demo ranks run_layer examples bench test test-gpu format clean
+.PHONY: all fresh install install-lib uninstall lib demo ranks run_layer examples bench test test-gpu format clean
