@@ -1420,6 +1420,7 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
     MOER_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -1467,6 +1468,7 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuKernelGetFunction)(moer_cu_function *, moer_cu_kernel);
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
+    moer_cu_result(MOER_CUDA_CALL *cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, moer_cu_function, int, size_t);
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
 } moer_driver;
 
@@ -1534,6 +1536,7 @@ typedef struct moer_variant {
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
+    int resident_blocks[MOER_MAX_ENTRIES]; /* of as many threads as the kernel may have, that a multiprocessor holds; 0: no device */
 } moer_variant;
 
 typedef struct moer_team moer_team;
@@ -6817,6 +6820,7 @@ static const moer_symbol moer_driver_symbols[] = {
     {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), 1},
     {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), 1},
     {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), 0},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", offsetof(moer_driver, cuOccupancyMaxActiveBlocksPerMultiprocessor), 1},
     {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), 1},
 };
 
@@ -8872,7 +8876,7 @@ static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_s
 static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
     const moer_driver *driver = &context->driver;
     moer_cu_result result;
-    int i;
+    int i, threads = 0;
     *call = "cuLibraryLoadData";
     result = driver->cuLibraryLoadData(&variant->library, code->data, NULL, NULL, 0, NULL, NULL, 0);
     if (result != 0) {
@@ -8894,6 +8898,10 @@ static moer_cu_result moer_variant_load_current(moe_route_context *context, moer
         }
         *call = "cuFuncGetAttribute";
         result = driver->cuFuncGetAttribute(&variant->static_shared_bytes[i], MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, variant->functions[i]);
+        if (result == 0) result = driver->cuFuncGetAttribute(&threads, MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, variant->functions[i]);
+        if (result != 0) break;
+        *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&variant->resident_blocks[i], variant->functions[i], threads, 0);
     }
     if (result != 0) {
         driver->cuLibraryUnload(variant->library);
@@ -12029,10 +12037,16 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
     return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
 }
 
+/* Blocks of matmul.cu that a multiprocessor runs at once: what the kernel was made for, or fewer where the GPU has less shared memory. */
+static uint32_t moer_matmul_resident(const moer_variant *variant, uint32_t warps) {
+    const uint32_t wanted = moer_matmul_blocks(warps), fit = (uint32_t)variant->resident_blocks[0];
+    return fit != 0 && fit < wanted ? fit : wanted;
+}
+
 /* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
 static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
     const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
-    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
+    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_resident(variant, warps);
     moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     return launch;

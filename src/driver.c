@@ -47,6 +47,7 @@ static const moer_symbol moer_driver_symbols[] = {
     {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), 1},
     {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), 1},
     {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), 0},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", offsetof(moer_driver, cuOccupancyMaxActiveBlocksPerMultiprocessor), 1},
     {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), 1},
 };
 

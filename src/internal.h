@@ -88,6 +88,7 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
     MOER_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -135,6 +136,7 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuKernelGetFunction)(moer_cu_function *, moer_cu_kernel);
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
+    moer_cu_result(MOER_CUDA_CALL *cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, moer_cu_function, int, size_t);
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
 } moer_driver;
 
@@ -202,6 +204,7 @@ typedef struct moer_variant {
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
+    int resident_blocks[MOER_MAX_ENTRIES]; /* of as many threads as the kernel may have, that a multiprocessor holds; 0: no device */
 } moer_variant;
 
 typedef struct moer_team moer_team;

@@ -57,6 +57,7 @@ CHECK((int)CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE == (int)MOER_CU_DEVICE_ATTRIBUTE_L2
 CHECK((int)CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT == (int)MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 CHECK((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == (int)MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 CHECK((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == (int)MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+CHECK((int)CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK == (int)MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
 CHECK((int)CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == (int)MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
 CHECK((int)CU_STREAM_CAPTURE_MODE_RELAXED == (int)MOER_CU_STREAM_CAPTURE_MODE_RELAXED);
 CHECK((int)CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ==
@@ -70,7 +71,7 @@ CHECK((int)NVRTC_ERROR_BUILTIN_OPERATION_FAILURE == MOER_NVRTC_ERROR_BUILTIN_OPE
     X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) \
     X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuThreadExchangeStreamCaptureMode) \
     X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction) X(cuFuncGetAttribute) \
-    X(cuFuncLoad) X(cuLaunchKernelEx)
+    X(cuFuncLoad) X(cuOccupancyMaxActiveBlocksPerMultiprocessor) X(cuLaunchKernelEx)
 #define EACH_NVRTC_FUNCTION(X) \
     X(nvrtcVersion) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetSupportedArchs) \
     X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcCompileProgram) X(nvrtcGetProgramLogSize) \

@@ -272,7 +272,7 @@ static const char *test_matrix(void) {
 
 static const char *test_shared(void) {
     void *function = sample("shared");
-    int in[64], out[64], bytes = 0, limit = 0;
+    int in[64], out[64], bytes = 0, limit = 0, blocks = 0;
     struct {
         address in, out;
     } arguments = {device_alloc(sizeof in), device_alloc(sizeof out)};
@@ -290,6 +290,9 @@ static const char *test_shared(void) {
     }
     if (cuFuncGetAttribute(&bytes, 1, function) || bytes != 256 + 256 + 512 + 16 + 128) return text("%d bytes of shared memory", bytes);
     if (cuFuncGetAttribute(&limit, 0, function) || limit != 64) return text("%d threads at most", limit);
+    if (cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 64, 0) || blocks != 32) return text("%d blocks at once", blocks);
+    if (cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 64, 49152) || blocks != 4) return text("%d large blocks at once", blocks);
+    if (!cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 96, 0)) return "blocks larger than the kernel's are counted";
     cuMemFree_v2(arguments.in);
     cuMemFree_v2(arguments.out);
     return NULL;

@@ -26,6 +26,7 @@
 #define MAX_SNAPSHOT_BYTES ((size_t)64 << 20) /* more device memory than this isn't shown as it was */
 #define POISON 0xa5
 #define FIRST_ALIGNMENT 256u
+#define SHARED_BYTES 233472 /* of a multiprocessor; each block takes 1 KB beside its own */
 
 enum {
     CUDA_SUCCESS = 0,
@@ -530,7 +531,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const struct {
         int attribute, value;
     } values[] = {{1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152}, {10, 32},
-                  {12, 65536}, {13, 1000000}, {16, 4}, {38, 4194304}, {39, 2048}, {81, 233472}, {82, 65536}, {97, 49152}};
+                  {12, 65536}, {13, 1000000}, {16, 4}, {38, 4194304}, {39, 2048}, {81, SHARED_BYTES}, {82, 65536}, {97, 49152}};
     if (!usable()) return NOT_INITIALIZED;
     if (device) return INVALID_DEVICE;
     if (!value) return INVALID_VALUE;
@@ -1178,6 +1179,22 @@ EXPORT int cuFuncGetAttribute(int *value, int attribute, void *handle) {
     case 6: *value = (int)d.target; break;
     default: *value = 0; break;
     }
+    return unlock(CUDA_SUCCESS);
+}
+
+/* As far as threads and shared memory go. */
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle, int threads, size_t dynamic_bytes) {
+    const kernel *k;
+    int result, most;
+    lock();
+    result = not_ready();
+    k = (const kernel *)object_find(handle, KERNEL);
+    if (!result && !k) result = INVALID_HANDLE;
+    if (!result && (!blocks || threads <= 0 || (unsigned)threads > k->info->max_threads || dynamic_bytes > SHARED_BYTES)) result = INVALID_VALUE;
+    if (result) return unlock(result);
+    most = SHARED_BYTES / ((int)k->shared_bytes + (int)dynamic_bytes + 1024);
+    *blocks = 2048 / threads < most ? 2048 / threads : most;
+    if (*blocks > 32) *blocks = 32;
     return unlock(CUDA_SUCCESS);
 }
 
