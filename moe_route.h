@@ -2957,7 +2957,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "}\n"
     "\n"
     "/* A step of 16 rows in shared memory, for stream.h: the low rows' 64 bytes each, the high rows', then a word or two of scales by\n"
-    "   row. Scales that don't fill words are copied with what is beside them. */\n"
+    "   row. Scales that don't fill words are copied with what is beside them, but nothing past the row. */\n"
     "#define STEP_SCALE_BYTES (GROUP != 0 \? SUBS * SCALE_BYTES : 0)\n"
     "#define SCALES_FILL_WORDS (SCALE_ALIGN >= 4 && STEP_SCALE_BYTES % 4 == 0)\n"
     "#define STEP_SCALE_WORDS (SCALES_FILL_WORDS || STEP_SCALE_BYTES <= SCALE_ALIGN \? (STEP_SCALE_BYTES + 3) / 4 : (STEP_SCALE_BYTES + 6) / 4)\n"
@@ -2997,17 +2997,22 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return s;\n"
     "}\n"
     "\n"
+    "/* Whether the words of scales of step part + index * PARTS are the row's to their end. The second of two may begin with the next\n"
+    "   step's, which then has to be whole. */\n"
+    "template <u32 PARTS>\n"
+    "DEVICE bool has_whole_scales(u32 index) { return (index + 1) * PARTS + (!SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2 && NUM_GROUPS % SUBS != 0) < NUM_STEPS; }\n"
+    "\n"
     "/* Copies the step that comes `steps` after the first, `part`. Where a lane takes two pieces of 8 bytes out again, rows change places in pairs,\n"
     "   against bank conflicts. */\n"
     "template <class Memory>\n"
-    "DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner) {\n"
+    "DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner, bool whole_scales) {\n"
     "    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + (PIECES == 2 \? t ^ (g & 2) : t) * 4;\n"
     "    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)part + steps) * 64 + t * 16 < ROW_BYTES \? 16 : 0;\n"
     "    copy_async_16(memory, to, s.low + steps * 64, size);\n"
     "    copy_async_16(memory, to + 128, s.high + steps * 64, size);\n"
     "    if (t / 2 < STEP_SCALE_WORDS) {\n"
     "        u32 left = 4;\n"
-    "        if (!inner && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */\n"
+    "        if (!whole_scales && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */\n"
     "            const u32 word = (u32)scales_at((u64)part + steps) + t / 2 * 4, skew = ((t % 2 \? s.high_scales : s.low_scales) & 3);\n"
     "            const u32 end = NUM_GROUPS * SCALE_BYTES + skew;\n"
     "            left = word >= end \? 0 : end - word < 4 \? end - word : 4;\n"
@@ -3037,7 +3042,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    }\n"
     "    if (STEP_SCALE_WORDS) {\n"
     "        const u32 first = memory[at + 256 + half * 8 + g], second = STEP_SCALE_WORDS == 2 \? memory[at + 272 + half * 8 + g] : 0;\n"
-    "        c.scale[0] = SCALES_FILL_WORDS \? first : select_bytes(first, second, half \? s.high_scales : s.low_scales);\n"
+    "        c.scale[0] = SCALES_FILL_WORDS \? first : select_bytes(first, second, half \? s.high_scales : s.low_scales);\n",
     "        if (SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2) c.scale[STEP_SCALE_WORDS - 1] = second;\n"
     "    }\n"
     "    return c;\n"
@@ -3049,7 +3054,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return SUBS == 8 \? (t >> 1) | (t & 1) << 1 : t;\n"
     "}\n"
     "\n"
-    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n",
+    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n"
     "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
     "    if (SUBS > 2) {\n"
     "        exchange_words<1>(c.word[0], c.word[1]);\n"
@@ -3118,7 +3123,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "/* E2M1: the exponent is put where a 16-bit float has its own, then corrected by a power of two. Subnormals come out right. */\n"
     "DEVICE u32 fp4_pair(u32 codes) {\n"
     "    const u32 sign = (codes << 12) & 0x80008000u;\n"
-    "    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes << 9, 0x0e000e00u, sign), 0x74007400u, 0x80008000u); /* * 2^14 */\n"
+    "    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes << 9, 0x0e000e00u, sign), 0x74007400u, 0x80008000u); /* * 2^14 */\n",
     "    return bf162_fma(and_or(codes << 6, 0x01c001c0u, sign), 0x7e807e80u, 0x80008000u);                          /* * 2^126 */\n"
     "}\n"
     "\n"
@@ -3126,7 +3131,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "DEVICE u32 fp8_pair(u32 codes) {\n"
     "    const u32 sign = codes & 0x80008000u;\n"
     "    const u32 all_ones = ((codes & 0x7f007f00u) + 0x01000100u) & 0x80008000u;\n"
-    "    const u32 pair = DECODE == DTYPE_F16 \? half2_fma(and_or(codes >> 1, 0x3f803f80u, sign), 0x5c005c00u, 0x80008000u)  /* * 2^8 */\n",
+    "    const u32 pair = DECODE == DTYPE_F16 \? half2_fma(and_or(codes >> 1, 0x3f803f80u, sign), 0x5c005c00u, 0x80008000u)  /* * 2^8 */\n"
     "                                         : bf162_fma(and_or(codes >> 4, 0x07f007f0u, sign), 0x7b807b80u, 0x80008000u); /* * 2^120 */\n"
     "    return pair | (all_ones - (all_ones >> 15));\n"
     "}\n"
@@ -3885,7 +3890,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n"
     "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n"
     "#if STREAM_COPIES\n"
-    "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index));\n"
+    "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));\n"
     "#else\n",
     "        stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
     "        stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
@@ -5755,7 +5760,7 @@ static const moer_source moer_sources[] = {
     {"dispatch.cu", moer_source_25},
     {"slots.cu", moer_source_26},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "76d73da53fe4d06345a9948ae98ab7f7ac3be96bf10cbe63d599796f8e096313";
+static const char moer_sources_digest[] = "67ad2f857b6a75f6195c47eb5b7e3747bdc8eea65b8a7a58fdc8072a95e34e8d";
 
 /* ---- src/base.c ---- */
 /*
