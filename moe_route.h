@@ -2964,6 +2964,9 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#define STEP_WORDS (256 + 16 * STEP_SCALE_WORDS)\n"
     "/* The steps of a warp, PARTS apart, have their scales at the same place in words. */\n"
     "#define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 \? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))\n"
+    "/* They lie in the row where its first step and the distance to it say, scales_at(part) + scales_at(steps): where steps share a group,\n"
+    "   the warp steps over whole groups. */\n"
+    "#define STEPS_KEEP_GROUPS(parts) ((parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 \? GROUP : 1) == 0)\n",
     "#define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)\n"
     "\n"
     "/* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */\n"
@@ -2971,7 +2974,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    const u8 *low, *high, *scales;\n"
     "    u32 low_scales, high_scales; /* selectors of bytes */\n"
     "};\n"
-    "\n",
+    "\n"
     "/* Lane 4g + t copies bytes 16t to 16t + 15 of rows g and g + 8, and a word of scales: word t / 2 of the low row if t is even. */\n"
     "DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &high, u32 part) {\n"
     "    const u32 t = lane_index() & 3;\n"
@@ -3036,13 +3039,13 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    } else {\n"
     "        const auto four = shared_load_4(memory, from + t * 4);\n"
     "        c.word[0] = (u32)four.x;\n"
-    "        c.word[1] = (u32)four.y;\n"
+    "        c.word[1] = (u32)four.y;\n",
     "        c.word[2] = (u32)four.z;\n"
     "        c.word[3] = (u32)four.w;\n"
     "    }\n"
     "    if (STEP_SCALE_WORDS) {\n"
     "        const u32 first = memory[at + 256 + half * 8 + g], second = STEP_SCALE_WORDS == 2 \? memory[at + 272 + half * 8 + g] : 0;\n"
-    "        c.scale[0] = SCALES_FILL_WORDS \? first : select_bytes(first, second, half \? s.high_scales : s.low_scales);\n",
+    "        c.scale[0] = SCALES_FILL_WORDS \? first : select_bytes(first, second, half \? s.high_scales : s.low_scales);\n"
     "        if (SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2) c.scale[STEP_SCALE_WORDS - 1] = second;\n"
     "    }\n"
     "    return c;\n"
@@ -3119,11 +3122,11 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);\n"
     "    return int4_pair(codes >> 4, zero_point);\n"
     "}\n"
-    "\n"
+    "\n",
     "/* E2M1: the exponent is put where a 16-bit float has its own, then corrected by a power of two. Subnormals come out right. */\n"
     "DEVICE u32 fp4_pair(u32 codes) {\n"
     "    const u32 sign = (codes << 12) & 0x80008000u;\n"
-    "    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes << 9, 0x0e000e00u, sign), 0x74007400u, 0x80008000u); /* * 2^14 */\n",
+    "    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes << 9, 0x0e000e00u, sign), 0x74007400u, 0x80008000u); /* * 2^14 */\n"
     "    return bf162_fma(and_or(codes << 6, 0x01c001c0u, sign), 0x7e807e80u, 0x80008000u);                          /* * 2^126 */\n"
     "}\n"
     "\n"
@@ -3890,8 +3893,9 @@ static const char *const moer_source_12[] = { /* stream.h */
     "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n"
     "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n"
     "#if STREAM_COPIES\n"
+    "        static_assert(STEPS_KEEP_GROUPS(PARTS), \"the scales of a warp's steps are found from the first\");\n",
     "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));\n"
-    "#else\n",
+    "#else\n"
     "        stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
     "        stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
     "#endif\n"
@@ -3966,11 +3970,11 @@ static const char *const moer_source_12[] = { /* stream.h */
     "            };\n"
     "#if STREAM_COPIES /* taken out at once, so that its place is free again */\n"
     "            const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;\n"
-    "            copy_async_wait<DEPTH - 1>();\n"
+    "            copy_async_wait<DEPTH - 1>();\n",
     "            warp_barrier();\n"
     "            weight_chunk low, high;\n"
     "            if (exists) {\n"
-    "                low = fetch_chunk(memory, at, 0, source);\n",
+    "                low = fetch_chunk(memory, at, 0, source);\n"
     "                high = fetch_chunk(memory, at, 1, source);\n"
     "            }\n"
     "            warp_barrier();\n"
@@ -4063,6 +4067,7 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "#define STAGES_THAT_FIT (COPIED_WEIGHTS \? SHARED_WORDS / (ROW_WORDS + FILL_WORDS) : (SHARED_WORDS - FILL_WORDS) / ROW_WORDS)\n"
     "#define ROW_STAGES (STAGES_THAT_FIT < 4 \? STAGES_THAT_FIT : 4)\n"
     "#define WEIGHT_STAGES (COPIED_WEIGHTS \? ROW_STAGES : 1)\n"
+    "static_assert(ROW_STAGES > 0 && (ROW_STAGES * ROW_WORDS + WEIGHT_STAGES * FILL_WORDS) * 4 <= 49152, \"shared memory of a block\");\n"
     "\n"
     "/* Whether a scale is a number of the activations' type too: then one multiplication of a pair rounds once. */\n"
     "#if FORMAT > FORMAT_GGUF\n"
@@ -4085,9 +4090,9 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "    const u32 chunk = thread_index() & 3, k = slice * SLICE + chunk * 8, stage = slice % ROW_STAGES * ROW_WORDS;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < (TILE_ROWS + 63) / 64; i++) {\n"
-    "        if (!sources.x[i]) continue;\n"
+    "        if (!sources.x[i]) continue;\n",
     "        const u32 word = stage + chunk_word(i * 64 + thread_index() / 4, chunk, 4);\n"
-    "        const u8 *p = sources.x[i] + (u64)k * 2;\n",
+    "        const u8 *p = sources.x[i] + (u64)k * 2;\n"
     "        if (COPIED_ROWS && (INNER % SLICE == 0 || k < INNER)) {\n"
     "            copy_async_16(rows, word, p, 16);\n"
     "            continue;\n"
@@ -4157,7 +4162,7 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "                    shared_store_4(weights, chunk_word(n, k / 8 + i, FILL_CHUNKS), v);\n"
     "                }\n"
     "            } else {\n"
-    "                const u32x2 v = {{linear[run / 2], linear[run / 2 + 1]}};\n"
+    "                const u32x2 v = {{linear[run / 2], linear[run / 2 + 1]}};\n",
     "                shared_store_2(weights, chunk_word(n, k / 8, FILL_CHUNKS) + k % 8 / 2, v);\n"
     "            }\n"
     "        }\n"
@@ -4165,7 +4170,7 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "}\n"
     "\n"
     "/* ---- the product ---- */\n"
-    "\n",
+    "\n"
     "/* sums += slice `slice`. The warp has `fragments` of its ROW_FRAGMENTS, all with ALL. */\n"
     "template <bool ALL, class Rows, class Weights>\n"
     "DEVICE void multiply_slice(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
@@ -4854,15 +4859,16 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "constexpr u32 TURNS = WARPS == 1 || has_room(WARPS) \? WARPS : WARPS == 2 || has_room(WARPS / 2) \? WARPS / 2 : WARPS / 4;\n"
     "constexpr u32 FINISHERS = WARPS / TURNS;\n"
     "constexpr u32 SLOTS = ROW_BLOCKS == 1 \? TURNS + 1 : 2;\n"
+    "static_assert(TURNS > 0 && TURNS * FINISHERS == WARPS && SLOTS < 16, \"every warp takes its turn, and every slot has a barrier\");\n"
     "static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <= 49152, \"shared memory of a block\");\n"
     "\n"
     "/* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */\n"
     "DEVICE u64 tile_row(u32 tile, u32 i) {\n"
-    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
+    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n",
     "    if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;\n"
     "    return column_row(column, i >= 8);\n"
     "}\n"
-    "\n",
+    "\n"
     "/* A range of the tiles of all distinct experts: tile work % NUM_TILES of expert work / NUM_TILES. */\n"
     "struct work_range { u32 begin, end; };\n"
     "\n"
@@ -4951,9 +4957,9 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "    if (order == PAIRS_OF_8) return i / 8 * 8 + i % 4 * 2 + i / 4 % 2;\n"
     "    return i;\n"
     "}\n"
-    "\n"
+    "\n",
     "/* Adds up the warps' parts of the tile's sums, and writes its outputs: as one of FINISHERS warps. */\n"
-    "template <class Partial>\n",
+    "template <class Partial>\n"
     "DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 slot, u32 finisher) {\n"
     "    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += FINISHERS * 32) {\n"
     "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = p.tile * TILE_COLUMNS + c;\n"
@@ -5016,9 +5022,9 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "    SHARED(u32, copies, stream_memory(X_HOW, WARPS, WARPS));\n"
     "    const u32 warp = warp_index();\n"
     "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
+    "    let_next_kernel_start();\n",
     "    const u32 total = (u32)a.distinct_count[0] * NUM_TILES, share = total / grid_blocks_x(), rest = total % grid_blocks_x();\n"
-    "    work_range range;\n",
+    "    work_range range;\n"
     "    range.begin = block_index_x() * share + (block_index_x() < rest \? block_index_x() : rest);\n"
     "    range.end = range.begin + share + (block_index_x() < rest);\n"
     "    if (range.begin == range.end) range.end = 0; /* nothing is inside */\n"
@@ -5304,6 +5310,9 @@ static const char *const moer_source_22[] = { /* down.cu */
     "#include \"vector.h\"\n"
     "#include \"epilogue.h\"\n"
     "\n"
+    "constexpr u32 PARTIAL_WORDS = K_SPLIT * MAX_PAIRS * 17, COPY_WORDS = stream_memory(X_LOADED, K_SPLIT, 16);\n"
+    "static_assert((PARTIAL_WORDS + 4 * MAX_PAIRS + 1 + COPY_WORDS) * 4 <= 49152, \"shared memory of a block\");\n"
+    "\n"
     "/* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows of h from `base` on. */\n"
     "struct place {\n"
     "    u32 item, base, end_row;\n"
@@ -5337,7 +5346,7 @@ static const char *const moer_source_22[] = { /* down.cu */
     "}\n"
     "\n"
     "KERNEL(moe_route_down, 512, moer_down_args) {\n"
-    "    SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */\n"
+    "    SHARED(float, partial, PARTIAL_WORDS); /* [part][row][output column], padded against bank conflicts */\n"
     "    SHARED(int, experts, MAX_PAIRS);     /* the maps */\n"
     "    SHARED(int, offsets, MAX_PAIRS + 1);\n"
     "    SHARED(int, pair_row, MAX_PAIRS);\n"
@@ -5345,12 +5354,12 @@ static const char *const moer_source_22[] = { /* down.cu */
     "    const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();\n"
     "    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;\n"
     "    for (u32 d = thread_index(); d < num_distinct; d += block_threads()) experts[d] = (int)load_fresh_4(a.distinct_experts + d);\n"
-    "    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);\n"
+    "    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);\n",
     "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);\n"
     "    block_barrier();\n"
     "    place next = {};\n"
-    "    weight_stream<X_LOADED, K_SPLIT> stream;\n",
-    "    SHARED(u32, copies, stream_memory(X_LOADED, K_SPLIT, 16));\n"
+    "    weight_stream<X_LOADED, K_SPLIT> stream;\n"
+    "    SHARED(u32, copies, COPY_WORDS);\n"
     "    const held_activations<K_SPLIT> held = {};\n"
     "    enter_item(a, experts, offsets, next, warp_index(), total);\n"
     "    if (next.item < total) start_weights(stream, copies, next.rows, next.item % K_SPLIT);\n"
@@ -5760,7 +5769,7 @@ static const moer_source moer_sources[] = {
     {"dispatch.cu", moer_source_25},
     {"slots.cu", moer_source_26},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "67ad2f857b6a75f6195c47eb5b7e3747bdc8eea65b8a7a58fdc8072a95e34e8d";
+static const char moer_sources_digest[] = "95d902a72a2e9e7291e478fd30a4ef83fa3a45caa10cff909d20007d0a89de67";
 
 /* ---- src/base.c ---- */
 /*

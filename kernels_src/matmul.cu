@@ -49,6 +49,7 @@ DEVICE constexpr bool has_room(u32 turns) { return (turns + 1) * PARTIAL_SIZE + 
 constexpr u32 TURNS = WARPS == 1 || has_room(WARPS) ? WARPS : WARPS == 2 || has_room(WARPS / 2) ? WARPS / 2 : WARPS / 4;
 constexpr u32 FINISHERS = WARPS / TURNS;
 constexpr u32 SLOTS = ROW_BLOCKS == 1 ? TURNS + 1 : 2;
+static_assert(TURNS > 0 && TURNS * FINISHERS == WARPS && SLOTS < 16, "every warp takes its turn, and every slot has a barrier");
 static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <= 49152, "shared memory of a block");
 
 /* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */

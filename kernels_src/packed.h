@@ -130,6 +130,9 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inne
 #define STEP_WORDS (256 + 16 * STEP_SCALE_WORDS)
 /* The steps of a warp, PARTS apart, have their scales at the same place in words. */
 #define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 ? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))
+/* They lie in the row where its first step and the distance to it say, scales_at(part) + scales_at(steps): where steps share a group,
+   the warp steps over whole groups. */
+#define STEPS_KEEP_GROUPS(parts) ((parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 ? GROUP : 1) == 0)
 #define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)
 
 /* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */
