@@ -658,7 +658,8 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
 MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first,
                                         uint32_t *count);
 
-/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch.
+/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch while T * k is at most 2048, and in two
+   beyond.
 
    A token is a row of every rank that holds an expert of it, once, in the order of tokens; a slot row is a slot that such
    a rank serves, in the order of pairs. Ids out of range, of identity and skip experts, and padding go nowhere. Each
@@ -687,6 +688,8 @@ typedef struct moe_route_dispatch_args {
     moe_route_address pair_to_row;      /* int32 [T * k]: the row of the token at the rank of the pair, for the first slot that has
                                            it; -1 for its other slots and for pairs that weren't sent */
     moe_route_address pair_to_slot_row; /* int32 [T * k]: -1 for pairs that weren't sent */
+    moe_route_address workspace;        /* needed when T * k is above 2048 */
+    size_t workspace_size;
     moe_route_stream stream;
 } moe_route_dispatch_args;
 
@@ -1033,7 +1036,7 @@ typedef struct moer_combine_args {
     unsigned int weighted_rows;               /* 1: the rows have the router's weight already */
 } moer_combine_args;
 
-/* dispatch.cu */
+/* dispatch.cu and dispatch_large.cu */
 #define MOER_MAX_RANKS 256
 typedef struct moer_dispatch_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
@@ -1041,6 +1044,7 @@ typedef struct moer_dispatch_args {
     MOER_ADDRESS(const void) x;               /* [T, H] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
+    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */
     MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */
     MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */
     MOER_ADDRESS(void) rows;                  /* [rows, H] */
@@ -1073,6 +1077,7 @@ typedef struct moer_slots_args {
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+#define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
 #define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -1547,7 +1552,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 29 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 30 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -1693,7 +1698,7 @@ struct moe_route_layer {
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
-    const moer_variant *combine, *expand, *dispatch, *slots;
+    const moer_variant *combine, *expand, *dispatch, *dispatch_large, *slots;
     const moer_variant *down_slots[2];
     moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
@@ -1706,6 +1711,7 @@ typedef struct moer_workspace {
     size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
     size_t h, partial;                                    /* fused layer, and h of expert rows */
     size_t slot_rows;                                     /* expert rows: of each pair */
+    size_t dispatch_counts;                               /* of more than MOER_DISPATCH_PAIRS pairs */
     size_t scratch;                                       /* CPU */
     size_t size;
 } moer_workspace;
@@ -1717,6 +1723,7 @@ static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pa
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -2109,7 +2116,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    unsigned int weighted_rows;               /* 1: the rows have the router's weight already */\n"
     "} moer_combine_args;\n"
     "\n"
-    "/* dispatch.cu */\n"
+    "/* dispatch.cu and dispatch_large.cu */\n"
     "#define MOER_MAX_RANKS 256\n"
     "typedef struct moer_dispatch_args {\n"
     "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
@@ -2117,9 +2124,10 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) x;               /* [T, H] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
     "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n"
+    "    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */\n"
+    "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n",
     "    MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */\n"
-    "    MOER_ADDRESS(void) rows;                  /* [rows, H] */\n",
+    "    MOER_ADDRESS(void) rows;                  /* [rows, H] */\n"
     "    MOER_ADDRESS(int) row_ids;                /* [rows, k] */\n"
     "    MOER_ADDRESS(void) row_weights;           /* [rows, k] */\n"
     "    MOER_ADDRESS(int) row_to_token;           /* [rows] */\n"
@@ -4359,7 +4367,201 @@ static const char *const moer_source_16[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* route.cu */
+static const char *const moer_source_17[] = { /* dispatch.h */
+    "/*\n"
+    "  dispatch.h: what dispatch.cu and dispatch_large.cu share: which rank a pair goes to, and writing the rows and slot rows of a\n"
+    "  block's share of consecutive tokens once it is known how many those before it have. How that is counted belongs to the\n"
+    "  kernels.\n"
+    "\n"
+    "  A block copies the rows of its share, THREADS units of UNIT bytes of each (x of the grid; shares are y). Blocks with x = 0\n"
+    "  write what isn't x. Only integer counters are atomic, and only in shared memory: the result is the same each time.\n"
+    "\n"
+    "  Constants: K, slots a token; NUM_RANKS; ROW_BYTES of x; UNIT, bytes of one access: 16, 4 or 2, a divisor of ROW_BYTES;\n"
+    "  WEIGHT_BYTES, 4 or 2; those of placement.h.\n"
+    "*/\n"
+    "#include \"tokens.h\"\n"
+    "#include \"placement.h\"\n"
+    "\n"
+    "#define THREADS 256\n"
+    "#define CHUNK_TOKENS (THREADS / K) /* that the block looks at together, a thread a pair */\n"
+    "#define CHUNK_PAIRS (CHUNK_TOKENS * K)\n"
+    "#define NOWHERE 0xffffffffu\n"
+    "\n"
+    "/* Block `block` of `blocks` takes tokens begin to end - 1. */\n"
+    "struct token_share { u32 begin, end; };\n"
+    "\n"
+    "DEVICE token_share find_share(const moer_dispatch_args &a, u32 block, u32 blocks) {\n"
+    "    const u32 share = (a.num_tokens + blocks - 1) / blocks;\n"
+    "    token_share s;\n"
+    "    s.begin = block * share < a.num_tokens \? block * share : a.num_tokens;\n"
+    "    s.end = s.begin + share < a.num_tokens \? s.begin + share : a.num_tokens;\n"
+    "    return s;\n"
+    "}\n"
+    "\n"
+    "/* The rank that a pair goes to, or NOWHERE. */\n"
+    "DEVICE u32 rank_of_pair(const moer_dispatch_args &a, u32 pair, u32 num_valid) {\n"
+    "    if (pair / K >= num_valid) return NOWHERE;\n"
+    "    const u32 expert = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K);\n"
+    "    if (expert >= a.rank_begin[NUM_RANKS]) return NOWHERE;\n"
+    "    u32 low = 0, high = NUM_RANKS; /* the last rank that begins at or before the expert: ranks without experts are passed over */\n"
+    "#pragma unroll 1\n"
+    "    while (high - low > 1) {\n"
+    "        const u32 middle = (low + high) / 2;\n"
+    "        if (a.rank_begin[middle] <= expert) low = middle;\n"
+    "        else high = middle;\n"
+    "    }\n"
+    "    return low;\n"
+    "}\n"
+    "\n"
+    "/* Ranks of the chunk's pairs; those of tokens from `end` on are nowhere. */\n"
+    "template <class Ranks>\n"
+    "DEVICE void find_ranks(const moer_dispatch_args &a, Ranks &rank, u32 first_token, u32 end, u32 num_valid) {\n"
+    "    const u32 i = thread_index();\n"
+    "    block_barrier(); /* the chunk before may still be read */\n"
+    "    if (i < CHUNK_PAIRS) rank[i] = first_token + i / K < end \? rank_of_pair(a, first_token * K + i, num_valid) : NOWHERE;\n"
+    "    block_barrier();\n"
+    "}\n"
+    "\n"
+    "/* The first slot of pair i's token that goes to the same rank. */\n"
+    "template <class Ranks>\n"
+    "DEVICE u32 leader(const Ranks &rank, u32 i) {\n"
+    "    u32 first = i - i % K;\n"
+    "#pragma unroll 1\n"
+    "    while (rank[first] != rank[i]) first++;\n"
+    "    return first;\n"
+    "}\n"
+    "\n"
+    "/* Counts a pair: rows at 2r, slot rows at 2r + 1. */\n"
+    "template <class Counts>\n"
+    "DEVICE void count_pair(Counts &counts, u32 rank, bool leads) {\n"
+    "    shared_atomic_add(counts, rank * 2 + 1, 1u);\n"
+    "    if (leads) shared_atomic_add(counts, rank * 2, 1u);\n"
+    "}\n"
+    "\n"
+    "/* Numbers what the lanes want of their ranks' cursors, in the order of lanes. */\n"
+    "template <class Cursors>\n"
+    "DEVICE u32 take_numbers(Cursors &cursors, u32 which, u32 rank) {\n"
+    "    const u32 peers = warp_match(rank), lane = lane_index();\n"
+    "    u32 number = NOWHERE;\n"
+    "    if (rank != NOWHERE) number = cursors[rank * 2 + which] + popcount(peers & ((1u << lane) - 1));\n"
+    "    warp_barrier();\n"
+    "    if (rank != NOWHERE && (peers >> lane) == 1u) cursors[rank * 2 + which] = number + 1; /* the last of its peers */\n"
+    "    warp_barrier();\n"
+    "    return number;\n"
+    "}\n"
+    "\n"
+    "DEVICE void copy_weight(void *to, u64 to_index, const void *from, u64 from_index, bool there) {\n"
+    "    if (WEIGHT_BYTES == 4) ((u32 *)to)[to_index] = there \? load_4((const u32 *)from + from_index) : 0;\n"
+    "    else ((u16 *)to)[to_index] = there \? load_2((const u16 *)from + from_index) : (u16)0;\n"
+    "}\n"
+    "\n"
+    "/* With fixed sizes: the rows that don't exist. */\n"
+    "template <class Counts>\n",
+    "DEVICE void clear_rows(const moer_dispatch_args &a, const Counts &total) {\n"
+    "    const u64 entries = (u64)NUM_RANKS * a.capacity * K;\n"
+    "    for (u64 i = (u64)block_index_y() * THREADS + thread_index(); i < entries; i += (u64)grid_blocks_y() * THREADS) {\n"
+    "        const u32 row = (u32)(i / K), rank = row / a.capacity;\n"
+    "        if (row - rank * a.capacity < total[rank * 2]) continue;\n"
+    "        if (a.row_ids) a.row_ids[i] = -1;\n"
+    "        if (a.row_weights) copy_weight(a.row_weights, i, 0, 0, false);\n"
+    "        if (a.row_to_token && i % K == 0) a.row_to_token[row] = -1;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* What belongs to pair i of the chunk, and to its place in each row of its token. */\n"
+    "template <class Numbers>\n"
+    "DEVICE void write_pair(const moer_dispatch_args &a, u32 pair, u32 i, const Numbers &rank, const Numbers &row_of, const Numbers &slot_of) {\n"
+    "    const u32 token = pair / K, first = i - i % K;\n"
+    "    if (a.pair_to_row) a.pair_to_row[pair] = (int)row_of[i];\n"
+    "    if (a.pair_to_slot_row) {\n"
+    "        const bool sent = rank[i] != NOWHERE && row_of[leader(rank, i)] != NOWHERE;\n"
+    "        a.pair_to_slot_row[pair] = sent \? (int)slot_of[i] : -1;\n"
+    "    }\n"
+    "    if (a.row_to_token && row_of[i] != NOWHERE) a.row_to_token[row_of[i]] = (int)token;\n"
+    "    if (!a.row_ids && !a.row_weights) return;\n"
+    "    const int expert = rank[i] != NOWHERE \? (int)physical_expert(a.expert_map, (u32)a.ids[pair], token) : -1;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 other = first; other < first + K; other++) {\n"
+    "        const u32 row = row_of[other];\n"
+    "        if (row == NOWHERE) continue;\n"
+    "        const u64 at = (u64)row * K + (i - first);\n"
+    "        const bool here = rank[other] == rank[i];\n"
+    "        if (a.row_ids) a.row_ids[at] = here \? expert : -1;\n"
+    "        if (a.row_weights) copy_weight(a.row_weights, at, a.weights, pair, here);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* A unit of the rows of the chunk's tokens. */\n"
+    "template <class Numbers>\n"
+    "DEVICE void copy_rows(const moer_dispatch_args &a, u32 first_token, u32 num_tokens, u32 unit, const Numbers &row_of) {\n"
+    "#pragma unroll 1\n"
+    "    for (u32 t = 0; t < num_tokens; t++) {\n"
+    "        const u8 *from = (const u8 *)a.x + (u64)(first_token + t) * ROW_BYTES + unit * UNIT;\n"
+    "        u32x4 value = {{0, 0, 0, 0}};\n"
+    "        bool loaded = false;\n"
+    "#pragma unroll 1\n"
+    "        for (u32 j = 0; j < K; j++) {\n"
+    "            const u32 row = row_of[t * K + j];\n"
+    "            if (row == NOWHERE) continue;\n"
+    "            if (!loaded) {\n"
+    "                if (UNIT == 16) value = load_16(from);\n"
+    "                else value.v[0] = UNIT == 4 \? load_4(from) : load_2(from);\n"
+    "            }\n"
+    "            loaded = true;\n"
+    "            u8 *to = (u8 *)a.rows + (u64)row * ROW_BYTES + unit * UNIT;\n"
+    "            if (UNIT == 16) store_16(to, value);\n"
+    "            else if (UNIT == 4) *(u32 *)to = value.v[0];\n"
+    "            else *(u16 *)to = (u16)value.v[0];\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Everything that a block writes. `total`: rows and slot rows of each rank; `before`: those of tokens before its share; `start` becomes\n"
+    "   where each rank's begin. The other arrays are for the chunk at hand. */\n"
+    "template <class Numbers, class Counts, class Starts>\n"
+    "DEVICE void send_share(const moer_dispatch_args &a, const token_share &share, u32 num_valid, Numbers &rank, Numbers &row_of, Numbers &slot_of, Counts &total, Counts &before, Starts &start) {\n"
+    "    const u32 i = thread_index();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2 + 2; r += THREADS) {\n"
+    "        u32 at = r / 2 * (r % 2 \? a.slot_capacity : a.capacity);\n"
+    "        if (!a.capacity)\n"
+    "            for (u32 other = r % 2; other < r; other += 2) at += total[other];\n"
+    "        start[r] = at;\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    if (block_index_x() == 0) {\n"
+    "        for (u32 r = i; r < NUM_RANKS * 2 + 2 && block_index_y() == 0; r += THREADS) {\n"
+    "            if (a.offsets) a.offsets[r] = (int)start[r];\n"
+    "            if (a.counts && r < NUM_RANKS * 2) a.counts[r] = (int)total[r];\n"
+    "        }\n"
+    "        if (a.capacity && (a.row_ids || a.row_weights || a.row_to_token)) clear_rows(a, total);\n"
+    "    }\n",
+    "    block_barrier();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) before[r] += start[r]; /* now the next of this block's */\n"
+    "\n"
+    "    for (u32 token = share.begin; token < share.end; token += CHUNK_TOKENS) {\n"
+    "        const u32 tokens = share.end - token < CHUNK_TOKENS \? share.end - token : CHUNK_TOKENS;\n"
+    "        find_ranks(a, rank, token, share.end, num_valid);\n"
+    "        if (warp_index() == 0) {\n"
+    "            for (u32 c = lane_index(); c < (CHUNK_PAIRS + 31) / 32 * 32; c += 32) {\n"
+    "                const u32 r = c < CHUNK_PAIRS \? rank[c] : NOWHERE;\n"
+    "                const bool leads = r != NOWHERE && leader(rank, c) == c;\n"
+    "                u32 slot = take_numbers(before, 1, r), row = take_numbers(before, 0, leads \? r : NOWHERE);\n"
+    "                if (a.capacity && slot != NOWHERE && slot >= start[r * 2 + 3]) slot = NOWHERE; /* the next rank's begin */\n"
+    "                if (a.capacity && row != NOWHERE && row >= start[r * 2 + 2]) row = NOWHERE;\n"
+    "                if (c < CHUNK_PAIRS) {\n"
+    "                    row_of[c] = row;\n"
+    "                    slot_of[c] = slot;\n"
+    "                }\n"
+    "            }\n"
+    "        }\n"
+    "        block_barrier();\n"
+    "        if (block_index_x() == 0 && i < tokens * K) write_pair(a, token * K + i, i, rank, row_of, slot_of);\n"
+    "        const u32 unit = block_index_x() * THREADS + i;\n"
+    "        if (a.rows && unit < ROW_BYTES / UNIT) copy_rows(a, token, tokens, unit, row_of);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_18[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -4549,7 +4751,7 @@ static const char *const moer_source_17[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* topk.cu */
+static const char *const moer_source_19[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -4568,7 +4770,7 @@ static const char *const moer_source_18[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* maps.cu */
+static const char *const moer_source_20[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.\n"
     "\n"
@@ -4807,7 +5009,7 @@ static const char *const moer_source_19[] = { /* maps.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* matmul.cu */
+static const char *const moer_source_21[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -5057,7 +5259,7 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* grouped.cu */
+static const char *const moer_source_22[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -5284,7 +5486,7 @@ static const char *const moer_source_21[] = { /* grouped.cu */
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* down.cu */
+static const char *const moer_source_23[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -5410,7 +5612,7 @@ static const char *const moer_source_22[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* combine.cu */
+static const char *const moer_source_24[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -5469,7 +5671,7 @@ static const char *const moer_source_23[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* expand.cu */
+static const char *const moer_source_25[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -5502,139 +5704,17 @@ static const char *const moer_source_24[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* dispatch.cu */
+static const char *const moer_source_26[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
     "\n"
-    "  One launch for any number of tokens. A block copies the rows of its share of consecutive tokens, THREADS units of UNIT\n"
-    "  bytes of each (x of the grid), but counts all pairs first, to know where its own begin: reading the ids again costs less than\n"
-    "  a second launch, or waiting for other blocks. Blocks with x = 0 write what isn't x. Only integer counters are atomic, and only\n"
-    "  in shared memory: the result is the same each time.\n"
-    "\n"
-    "  Constants: K, slots a token; NUM_RANKS; ROW_BYTES of x; UNIT, bytes of one access: 16, 4 or 2, a divisor of ROW_BYTES;\n"
-    "  WEIGHT_BYTES, 4 or 2; those of placement.h.\n"
+    "  One launch, for batches up to a few thousand pairs. A block counts all pairs, to know where its own begin: reading the ids again costs\n"
+    "  less than a second launch, or waiting for other blocks. Larger ones are dispatch_large.cu's. Grid and constants: dispatch.h.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
-    "#include \"tokens.h\"\n"
-    "#include \"placement.h\"\n"
-    "\n"
-    "#define THREADS 256\n"
-    "#define CHUNK_TOKENS (THREADS / K) /* that the block looks at together, a thread a pair */\n"
-    "#define CHUNK_PAIRS (CHUNK_TOKENS * K)\n"
-    "#define NOWHERE 0xffffffffu\n"
-    "\n"
-    "/* The rank that a pair goes to, or NOWHERE. */\n"
-    "DEVICE u32 rank_of_pair(const moer_dispatch_args &a, u32 pair, u32 num_valid) {\n"
-    "    if (pair / K >= num_valid) return NOWHERE;\n"
-    "    const u32 expert = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K);\n"
-    "    if (expert >= a.rank_begin[NUM_RANKS]) return NOWHERE;\n"
-    "    u32 low = 0, high = NUM_RANKS; /* the last rank that begins at or before the expert: ranks without experts are passed over */\n"
-    "#pragma unroll 1\n"
-    "    while (high - low > 1) {\n"
-    "        const u32 middle = (low + high) / 2;\n"
-    "        if (a.rank_begin[middle] <= expert) low = middle;\n"
-    "        else high = middle;\n"
-    "    }\n"
-    "    return low;\n"
-    "}\n"
-    "\n"
-    "/* Ranks of the chunk's pairs; those of tokens from `end` on are nowhere. */\n"
-    "template <class Ranks>\n"
-    "DEVICE void find_ranks(const moer_dispatch_args &a, Ranks &rank, u32 first_token, u32 end, u32 num_valid) {\n"
-    "    const u32 i = thread_index();\n"
-    "    block_barrier(); /* the chunk before may still be read */\n"
-    "    if (i < CHUNK_PAIRS) rank[i] = first_token + i / K < end \? rank_of_pair(a, first_token * K + i, num_valid) : NOWHERE;\n"
-    "    block_barrier();\n"
-    "}\n"
-    "\n"
-    "/* The first slot of pair i's token that goes to the same rank. */\n"
-    "template <class Ranks>\n"
-    "DEVICE u32 leader(const Ranks &rank, u32 i) {\n"
-    "    u32 first = i - i % K;\n"
-    "#pragma unroll 1\n"
-    "    while (rank[first] != rank[i]) first++;\n"
-    "    return first;\n"
-    "}\n"
-    "\n"
-    "/* Numbers what the lanes want of their ranks' cursors, in the order of lanes. */\n"
-    "template <class Cursors>\n"
-    "DEVICE u32 take_numbers(Cursors &cursors, u32 which, u32 rank) {\n"
-    "    const u32 peers = warp_match(rank), lane = lane_index();\n"
-    "    u32 number = NOWHERE;\n"
-    "    if (rank != NOWHERE) number = cursors[rank * 2 + which] + popcount(peers & ((1u << lane) - 1));\n"
-    "    warp_barrier();\n"
-    "    if (rank != NOWHERE && (peers >> lane) == 1u) cursors[rank * 2 + which] = number + 1; /* the last of its peers */\n"
-    "    warp_barrier();\n"
-    "    return number;\n"
-    "}\n"
-    "\n"
-    "DEVICE void copy_weight(void *to, u64 to_index, const void *from, u64 from_index, bool there) {\n"
-    "    if (WEIGHT_BYTES == 4) ((u32 *)to)[to_index] = there \? load_4((const u32 *)from + from_index) : 0;\n"
-    "    else ((u16 *)to)[to_index] = there \? load_2((const u16 *)from + from_index) : (u16)0;\n"
-    "}\n"
-    "\n"
-    "/* With fixed sizes: the rows that don't exist. */\n"
-    "template <class Counts>\n"
-    "DEVICE void clear_rows(const moer_dispatch_args &a, const Counts &total) {\n"
-    "    const u64 entries = (u64)NUM_RANKS * a.capacity * K;\n"
-    "    for (u64 i = (u64)block_index_y() * THREADS + thread_index(); i < entries; i += (u64)grid_blocks_y() * THREADS) {\n"
-    "        const u32 row = (u32)(i / K), rank = row / a.capacity;\n"
-    "        if (row - rank * a.capacity < total[rank * 2]) continue;\n"
-    "        if (a.row_ids) a.row_ids[i] = -1;\n"
-    "        if (a.row_weights) copy_weight(a.row_weights, i, 0, 0, false);\n",
-    "        if (a.row_to_token && i % K == 0) a.row_to_token[row] = -1;\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "/* What belongs to pair i of the chunk, and to its place in each row of its token. */\n"
-    "template <class Numbers>\n"
-    "DEVICE void write_pair(const moer_dispatch_args &a, u32 pair, u32 i, const Numbers &rank, const Numbers &row_of, const Numbers &slot_of) {\n"
-    "    const u32 token = pair / K, first = i - i % K;\n"
-    "    if (a.pair_to_row) a.pair_to_row[pair] = (int)row_of[i];\n"
-    "    if (a.pair_to_slot_row) {\n"
-    "        const bool sent = rank[i] != NOWHERE && row_of[leader(rank, i)] != NOWHERE;\n"
-    "        a.pair_to_slot_row[pair] = sent \? (int)slot_of[i] : -1;\n"
-    "    }\n"
-    "    if (a.row_to_token && row_of[i] != NOWHERE) a.row_to_token[row_of[i]] = (int)token;\n"
-    "    if (!a.row_ids && !a.row_weights) return;\n"
-    "    const int expert = rank[i] != NOWHERE \? (int)physical_expert(a.expert_map, (u32)a.ids[pair], token) : -1;\n"
-    "#pragma unroll 1\n"
-    "    for (u32 other = first; other < first + K; other++) {\n"
-    "        const u32 row = row_of[other];\n"
-    "        if (row == NOWHERE) continue;\n"
-    "        const u64 at = (u64)row * K + (i - first);\n"
-    "        const bool here = rank[other] == rank[i];\n"
-    "        if (a.row_ids) a.row_ids[at] = here \? expert : -1;\n"
-    "        if (a.row_weights) copy_weight(a.row_weights, at, a.weights, pair, here);\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "/* A unit of the rows of the chunk's tokens. */\n"
-    "template <class Numbers>\n"
-    "DEVICE void copy_rows(const moer_dispatch_args &a, u32 first_token, u32 num_tokens, u32 unit, const Numbers &row_of) {\n"
-    "#pragma unroll 1\n"
-    "    for (u32 t = 0; t < num_tokens; t++) {\n"
-    "        const u8 *from = (const u8 *)a.x + (u64)(first_token + t) * ROW_BYTES + unit * UNIT;\n"
-    "        u32x4 value = {{0, 0, 0, 0}};\n"
-    "        bool loaded = false;\n"
-    "#pragma unroll 1\n"
-    "        for (u32 j = 0; j < K; j++) {\n"
-    "            const u32 row = row_of[t * K + j];\n"
-    "            if (row == NOWHERE) continue;\n"
-    "            if (!loaded) {\n"
-    "                if (UNIT == 16) value = load_16(from);\n"
-    "                else value.v[0] = UNIT == 4 \? load_4(from) : load_2(from);\n"
-    "            }\n"
-    "            loaded = true;\n"
-    "            u8 *to = (u8 *)a.rows + (u64)row * ROW_BYTES + unit * UNIT;\n"
-    "            if (UNIT == 16) store_16(to, value);\n"
-    "            else if (UNIT == 4) *(u32 *)to = value.v[0];\n"
-    "            else *(u16 *)to = (u16)value.v[0];\n"
-    "        }\n"
-    "    }\n"
-    "}\n"
+    "#include \"dispatch.h\"\n"
     "\n"
     "KERNEL(moe_route_dispatch, THREADS, moer_dispatch_args) {\n"
     "    SHARED(u32, rank, THREADS);               /* of the chunk's pairs */\n"
@@ -5646,62 +5726,85 @@ static const char *const moer_source_25[] = { /* dispatch.cu */
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    const u32 i = thread_index(), num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
-    "    const u32 share = (a.num_tokens + grid_blocks_y() - 1) / grid_blocks_y();\n"
-    "    const u32 begin = block_index_y() * share < a.num_tokens \? block_index_y() * share : a.num_tokens;\n"
-    "    const u32 end = begin + share < a.num_tokens \? begin + share : a.num_tokens;\n"
+    "    const token_share share = find_share(a, block_index_y(), grid_blocks_y());\n"
     "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) total[r] = before[r] = 0;\n"
     "    for (u32 token = 0; token < num_valid; token += CHUNK_TOKENS) {\n"
     "        find_ranks(a, rank, token, num_valid, num_valid);\n"
     "        if (i >= CHUNK_PAIRS || rank[i] == NOWHERE) continue;\n"
-    "        const bool earlier = token + i / K < begin;\n"
-    "        shared_atomic_add(total, rank[i] * 2 + 1, 1u);\n"
-    "        if (earlier) shared_atomic_add(before, rank[i] * 2 + 1, 1u);\n"
-    "        if (leader(rank, i) != i) continue;\n"
-    "        shared_atomic_add(total, rank[i] * 2, 1u);\n"
-    "        if (earlier) shared_atomic_add(before, rank[i] * 2, 1u);\n"
+    "        const bool leads = leader(rank, i) == i;\n"
+    "        count_pair(total, rank[i], leads);\n"
+    "        if (token + i / K < share.begin) count_pair(before, rank[i], leads);\n"
     "    }\n"
     "    block_barrier();\n"
-    "    for (u32 r = i; r < NUM_RANKS * 2 + 2; r += THREADS) {\n",
-    "        u32 at = r / 2 * (r % 2 \? a.slot_capacity : a.capacity);\n"
-    "        if (!a.capacity)\n"
-    "            for (u32 other = r % 2; other < r; other += 2) at += total[other];\n"
-    "        start[r] = at;\n"
-    "    }\n"
-    "    block_barrier();\n"
-    "    if (block_index_x() == 0) {\n"
-    "        for (u32 r = i; r < NUM_RANKS * 2 + 2 && block_index_y() == 0; r += THREADS) {\n"
-    "            if (a.offsets) a.offsets[r] = (int)start[r];\n"
-    "            if (a.counts && r < NUM_RANKS * 2) a.counts[r] = (int)total[r];\n"
-    "        }\n"
-    "        if (a.capacity && (a.row_ids || a.row_weights || a.row_to_token)) clear_rows(a, total);\n"
-    "    }\n"
-    "    block_barrier();\n"
-    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) before[r] += start[r]; /* now the next of this block's */\n"
-    "\n"
-    "    for (u32 token = begin; token < end; token += CHUNK_TOKENS) {\n"
-    "        const u32 tokens = end - token < CHUNK_TOKENS \? end - token : CHUNK_TOKENS;\n"
-    "        find_ranks(a, rank, token, end, num_valid);\n"
-    "        if (warp_index() == 0) {\n"
-    "            for (u32 c = lane_index(); c < (CHUNK_PAIRS + 31) / 32 * 32; c += 32) {\n"
-    "                const u32 r = c < CHUNK_PAIRS \? rank[c] : NOWHERE;\n"
-    "                const bool leads = r != NOWHERE && leader(rank, c) == c;\n"
-    "                u32 slot = take_numbers(before, 1, r), row = take_numbers(before, 0, leads \? r : NOWHERE);\n"
-    "                if (a.capacity && slot != NOWHERE && slot >= start[r * 2 + 3]) slot = NOWHERE; /* the next rank's begin */\n"
-    "                if (a.capacity && row != NOWHERE && row >= start[r * 2 + 2]) row = NOWHERE;\n"
-    "                if (c < CHUNK_PAIRS) {\n"
-    "                    row_of[c] = row;\n"
-    "                    slot_of[c] = slot;\n"
-    "                }\n"
-    "            }\n"
-    "        }\n"
-    "        block_barrier();\n"
-    "        if (block_index_x() == 0 && i < tokens * K) write_pair(a, token * K + i, i, rank, row_of, slot_of);\n"
-    "        const u32 unit = block_index_x() * THREADS + i;\n"
-    "        if (a.rows && unit < ROW_BYTES / UNIT) copy_rows(a, token, tokens, unit, row_of);\n"
-    "    }\n"
+    "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* slots.cu */
+static const char *const moer_source_27[] = { /* dispatch_large.cu */
+    "/*\n"
+    "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
+    "\n"
+    "  moe_route_dispatch_count    a block counts the rows and slot rows of its share of consecutive tokens, by rank\n"
+    "  moe_route_dispatch_scatter  every block adds up the counts of all shares and so knows where its own rows begin, and writes them\n"
+    "\n"
+    "  Both have the same shares. Adding up costs a block shares * NUM_RANKS * 2 loads from L2, all independent; the host keeps them few.\n"
+    "  Grid (of the count: shares along x) and constants: dispatch.h.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"dispatch.h\"\n"
+    "\n"
+    "KERNEL(moe_route_dispatch_count, THREADS, moer_dispatch_args) {\n"
+    "    SHARED(u32, rank, THREADS);           /* of the chunk's pairs */\n"
+    "    SHARED(u32, counts, NUM_RANKS * 2);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 i = thread_index(), num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
+    "    const token_share share = find_share(a, block_index_x(), grid_blocks_x());\n"
+    "    const u32 end = share.end < num_valid \? share.end : num_valid;\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) counts[r] = 0;\n"
+    "    for (u32 token = share.begin; token < end; token += CHUNK_TOKENS) {\n"
+    "        find_ranks(a, rank, token, end, num_valid);\n"
+    "        if (i < CHUNK_PAIRS && rank[i] != NOWHERE) count_pair(counts, rank[i], leader(rank, i) == i);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) a.block_counts[(u64)block_index_x() * NUM_RANKS * 2 + r] = (int)counts[r];\n"
+    "}\n"
+    "\n"
+    "/* The counts of all shares, and of those before this one: threads of one entry take every WAYS-th share. */\n"
+    "template <class Counts>\n"
+    "DEVICE void add_shares(const moer_dispatch_args &a, Counts &total, Counts &before) {\n"
+    "    constexpr u32 ENTRIES = NUM_RANKS * 2, WAYS = ENTRIES < THREADS \? THREADS / ENTRIES : 1;\n"
+    "    for (u32 r = thread_index(); r < ENTRIES; r += THREADS) total[r] = before[r] = 0;\n"
+    "    block_barrier();\n"
+    "    for (u32 r = thread_index(); r < ENTRIES * WAYS; r += THREADS) {\n"
+    "        const int *counts = a.block_counts + r % ENTRIES;\n"
+    "        u32 all = 0, earlier = 0;\n"
+    "#pragma unroll 8\n"
+    "        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += WAYS) {\n"
+    "            const u32 count = load_4(counts + (u64)b * ENTRIES);\n"
+    "            all += count;\n"
+    "            earlier += b < block_index_y() \? count : 0;\n"
+    "        }\n"
+    "        shared_atomic_add(total, r % ENTRIES, all);\n"
+    "        shared_atomic_add(before, r % ENTRIES, earlier);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_dispatch_scatter, THREADS, moer_dispatch_args) {\n"
+    "    SHARED(u32, rank, THREADS);               /* as in dispatch.cu */\n"
+    "    SHARED(u32, row_of, THREADS);\n"
+    "    SHARED(u32, slot_of, THREADS);\n"
+    "    SHARED(u32, total, NUM_RANKS * 2);\n"
+    "    SHARED(u32, before, NUM_RANKS * 2);\n"
+    "    SHARED(u32, start, NUM_RANKS * 2 + 2);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    add_shares(a, total, before);\n"
+    "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_28[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -5758,18 +5861,20 @@ static const moer_source moer_sources[] = {
     {"output.h", moer_source_14},
     {"vector.h", moer_source_15},
     {"epilogue.h", moer_source_16},
-    {"route.cu", moer_source_17},
-    {"topk.cu", moer_source_18},
-    {"maps.cu", moer_source_19},
-    {"matmul.cu", moer_source_20},
-    {"grouped.cu", moer_source_21},
-    {"down.cu", moer_source_22},
-    {"combine.cu", moer_source_23},
-    {"expand.cu", moer_source_24},
-    {"dispatch.cu", moer_source_25},
-    {"slots.cu", moer_source_26},
+    {"dispatch.h", moer_source_17},
+    {"route.cu", moer_source_18},
+    {"topk.cu", moer_source_19},
+    {"maps.cu", moer_source_20},
+    {"matmul.cu", moer_source_21},
+    {"grouped.cu", moer_source_22},
+    {"down.cu", moer_source_23},
+    {"combine.cu", moer_source_24},
+    {"expand.cu", moer_source_25},
+    {"dispatch.cu", moer_source_26},
+    {"dispatch_large.cu", moer_source_27},
+    {"slots.cu", moer_source_28},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "95d902a72a2e9e7291e478fd30a4ef83fa3a45caa10cff909d20007d0a89de67";
+static const char moer_sources_digest[] = "b688dd228ac4d9e383e912d03357f8e5685d487cea5863609609359aca568d45";
 
 /* ---- src/base.c ---- */
 /*
@@ -8884,6 +8989,7 @@ static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
 static const moer_family moer_family_dispatch = {"dispatch", "dispatch.cu", {"moe_route_dispatch", NULL, NULL}};
+static const moer_family moer_family_dispatch_large = {"dispatch_large", "dispatch_large.cu", {"moe_route_dispatch_count", "moe_route_dispatch_scatter", NULL}};
 static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_slots", NULL, NULL}};
 
 /* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
@@ -11653,16 +11759,19 @@ static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
     return status;
 }
 
-/* dispatch.cu; what it copies of x is what expand.cu does. */
+/* dispatch.cu, and dispatch_large.cu where the layer can meet as many pairs; what they copy of x is what expand.cu does. */
 static moe_route_status moer_layer_need_dispatch(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
+    moe_route_status status;
     moer_define(defines, "K", layer->router.top_k);
     moer_define(defines, "NUM_RANKS", layer->num_ranks);
     moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
     moer_define(defines, "UNIT", moer_expand_unit(layer));
     moer_define(defines, "WEIGHT_BYTES", (unsigned long)moer_dtype_size(layer->router.weights_dtype));
     moer_define_expert_map(defines, &layer->router);
-    return moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+    status = moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+    if (status == MOE_ROUTE_OK && layer->max_tokens * layer->router.top_k > MOER_DISPATCH_PAIRS) status = moer_layer_need(layer, &moer_family_dispatch_large, defines, &layer->dispatch_large);
+    return status;
 }
 
 /* What follows gate_up in expert rows, with the sums of down.cu. */
@@ -11753,6 +11862,13 @@ static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     return blocks < 128 ? blocks : 128;
 }
 
+/* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
+static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks) {
+    const uint32_t busy = 1024 / (blocks < 2 ? 2 : blocks), few = 16384 / layer->num_ranks;
+    const uint32_t shares = busy < few ? busy : few;
+    return num_tokens < shares ? num_tokens : shares;
+}
+
 /* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
 static int moer_workspace_take(moer_workspace *workspace, size_t count, size_t size, size_t *at) {
     size_t bytes;
@@ -11788,6 +11904,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
         fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
     }
     if (slots) fits &= moer_workspace_take(w, num_pairs, 4, &w->slot_rows);
+    if (!cpu && (layer->operations & MOE_ROUTE_OPERATION_DISPATCH) && num_pairs > MOER_DISPATCH_PAIRS)
+        fits &= moer_workspace_take(w, (size_t)moer_dispatch_shares(layer, num_tokens, 1) * layer->num_ranks * 2, 4, &w->dispatch_counts);
     if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
     return fits;
 }
@@ -12693,11 +12811,24 @@ static void moer_dispatch_args_of(moer_dispatch_args *args, const moe_route_laye
     memcpy(args->rank_begin, layer->rank_begin, sizeof layer->rank_begin);
 }
 
-static void moer_sequence_dispatch(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_dispatch_args *from) {
+static int moer_dispatch_is_large(const moe_route_layer *layer, uint32_t num_tokens) { return num_tokens * layer->router.top_k > MOER_DISPATCH_PAIRS; }
+
+static void moer_sequence_dispatch(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_dispatch_args *from, const moer_workspace *w) {
     const uint32_t units = (uint32_t)(layer->hidden_size * moer_dtype_size(layer->dtype)) / moer_expand_unit(layer);
-    const uint32_t height = from->num_tokens < 1 ? 1 : from->num_tokens < 512 ? from->num_tokens : 512;
-    moer_launch *launch = moer_sequence_add(sequence, layer->dispatch, 0, from->rows != 0 ? moer_divide_up(units, 256) : 1, height, 256);
-    moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+    const uint32_t width = from->rows != 0 ? moer_divide_up(units, 256) : 1;
+    if (moer_dispatch_is_large(layer, from->num_tokens)) {
+        const uint32_t shares = moer_dispatch_shares(layer, from->num_tokens, width);
+        uint32_t i;
+        for (i = 0; i < 2; i++) {
+            moer_launch *launch = moer_sequence_add(sequence, layer->dispatch_large, i, i == 0 ? shares : width, i == 0 ? 1 : shares, 256);
+            moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+            launch->args.dispatch.block_counts = from->workspace + w->dispatch_counts;
+        }
+    } else {
+        const uint32_t height = from->num_tokens < 1 ? 1 : from->num_tokens < 512 ? from->num_tokens : 512;
+        moer_launch *launch = moer_sequence_add(sequence, layer->dispatch, 0, width, height, 256);
+        moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+    }
 }
 
 /* The sizes of the outputs, which are numbered in 31 bits. */
@@ -12715,6 +12846,7 @@ static moe_route_status moer_check_capacity(const moer_call *call, const moe_rou
 
 MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, const moe_route_dispatch_args *args) {
     moer_call call;
+    moer_workspace w;
     moer_sequence sequence;
     moe_route_status status;
     uint32_t alignment, weight_size;
@@ -12741,6 +12873,8 @@ MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, 
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "row_to_token", args->row_to_token, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_slot_row", args->pair_to_slot_row, 0, 4);
+    memset(&w, 0, sizeof w);
+    if (status == MOE_ROUTE_OK && moer_dispatch_is_large(layer, args->num_tokens)) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
     if (moer_is_cpu(layer)) {
         moer_dispatch_args dispatch;
@@ -12749,7 +12883,7 @@ MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, 
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;
-    moer_sequence_dispatch(&sequence, layer, args);
+    moer_sequence_dispatch(&sequence, layer, args, &w);
     return moer_sequence_launch(layer, &sequence, args->stream);
 }
 
@@ -12879,7 +13013,7 @@ static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_
         moer_sequence_combine(sequence, layer, &combine);
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_DISPATCH:
-        moer_sequence_dispatch(sequence, layer, &dispatch);
+        moer_sequence_dispatch(sequence, layer, &dispatch, w);
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_EXPERT_ROWS:
         moer_expert_rows_routing(&rows, w, &routing);
@@ -12946,7 +13080,7 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
     if (plan == NULL) return 0;
     for (i = 0; i < plan->num_launches; i++) {
         const moe_route_launch_info *info = &plan->launches[i];
-        length = moer_text_add(text, size, length, "%-13s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
+        length = moer_text_add(text, size, length, "%-16s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
                                (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->static_shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
                                info->variant);
     }
