@@ -5202,7 +5202,7 @@ static const char *const moer_source_21[] = { /* matmul.cu */
     "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
     "}\n"
     "\n"
-    "/* One array of all distinct experts, in pieces that the threads share. */\n"
+    "/* One array of all distinct experts, in pieces that the threads share. Together they fit L2, or there are none: so 32 bits count them. */\n"
     "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
     "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
     "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n"
@@ -5223,8 +5223,8 @@ static const char *const moer_source_21[] = { /* matmul.cu */
     "    SHARED(float, partial, SLOTS * PARTIAL_SIZE); /* [slot][warp][weight row][token] */\n"
     "    SHARED(u32, copies, stream_memory(X_HOW, WARPS, WARPS));\n"
     "    const u32 warp = warp_index();\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n",
+    "    wait_for_previous_kernels();\n",
+    "    let_next_kernel_start();\n"
     "    const u32 total = (u32)a.distinct_count[0] * NUM_TILES, share = total / grid_blocks_x(), rest = total % grid_blocks_x();\n"
     "    work_range range;\n"
     "    range.begin = block_index_x() * share + (block_index_x() < rest \? block_index_x() : rest);\n"
@@ -5874,7 +5874,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_27},
     {"slots.cu", moer_source_28},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "b688dd228ac4d9e383e912d03357f8e5685d487cea5863609609359aca568d45";
+static const char moer_sources_digest[] = "e6506319beaef86693bc8e7fac2ba8877364f87ab549894935a3e2dc7af59800";
 
 /* ---- src/base.c ---- */
 /*
@@ -12191,7 +12191,7 @@ static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, 
     args->next_scales = down->scales;
     args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
     args->next_scale_bytes = down->scales % 16 == 0 && scales % 16 == 0 ? scales : 0;
-    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales));
+    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales)); /* L2's size was an int. All that is fetched is smaller, also in pieces */
 }
 
 static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *const *variants, const moer_matrix *matrix, uint32_t num_tokens) {
