@@ -1,6 +1,7 @@
 /*
   machine.c: the machine that kernels run on: the threads of a block as fibers of one host thread, warp collectives,
-  barriers, asynchronous copies, and the checks on shared memory. Memory, streams and launches belong in driver.c.
+  barriers, asynchronous copies, and the checks on shared memory. Memory, streams and launches belong to the driver: memory.c,
+  streams.c, modules.c.
 
   A fiber runs until it meets a collective or a barrier, or until it is preempted at some access to memory. The next one is
   drawn at random from those that can run. As every wait is known to the machine, a thread that waits for something that
