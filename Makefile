@@ -12,6 +12,7 @@
 #   make examples   the small programs of examples/, into build/examples
 #   make lib        build/libmoe_route.so, for languages that can't include a header
 #   make install    header, pkg-config and CMake files into PREFIX (/usr/local), below DESTDIR where that is given
+#   make install-lib   the same, and the shared library into LIBDIR (PREFIX/lib)
 #   make clean
 
 CC ?= cc
@@ -24,7 +25,8 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h stream.h grouped.h output.h vector.h epilogue.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu dispatch.cu slots.cu)
+    tile.h stream.h grouped.h output.h vector.h epilogue.h dispatch.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu dispatch.cu \
+    dispatch_large.cu slots.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
@@ -60,7 +62,9 @@ fresh: build/amalgamate
 
 PREFIX ?= /usr/local
 VERSION = $(shell sed -n 's/^.define MOE_ROUTE_VERSION "\(.*\)"/\1/p' moe_route.h)
+SONAME = libmoe_route.so.$(basename $(VERSION))
 SHARE = $(DESTDIR)$(PREFIX)/share
+LIBDIR ?= $(PREFIX)/lib
 
 # The layout is vcpkg's, too.
 install: moe_route.h
@@ -71,15 +75,23 @@ install: moe_route.h
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' packaging/moe_route.pc.in >$(SHARE)/pkgconfig/moe_route.pc
 	chmod 644 $(SHARE)/pkgconfig/moe_route.pc
 
+# The file has the whole version; by the soname programs find it when they run, by the plain name when they are linked.
+install-lib: install build/libmoe_route.so
+	install -d $(DESTDIR)$(LIBDIR)
+	install -m 755 build/libmoe_route.so $(DESTDIR)$(LIBDIR)/libmoe_route.so.$(VERSION)
+	ln -sf libmoe_route.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libmoe_route.so
+
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/include/moe_route.h $(SHARE)/pkgconfig/moe_route.pc
+	rm -f $(DESTDIR)$(LIBDIR)/libmoe_route.so $(DESTDIR)$(LIBDIR)/$(SONAME) $(DESTDIR)$(LIBDIR)/libmoe_route.so.$(VERSION)
 	rm -rf $(SHARE)/moe_route
 
 # Its soname changes when its ABI does: docs/abi.md.
 EXPORTED = -fPIC -fvisibility=hidden '-DMOE_ROUTE_API=extern __attribute__((visibility("default")))'
 lib: build/libmoe_route.so
 build/libmoe_route.so: packaging/moe_route.c moe_route.h | build
-	$(CC) $(CFLAGS) $(WARNINGS) $(EXPORTED) -I. -shared -Wl,-soname,libmoe_route.so.$(basename $(VERSION)) -o $@ $< $(LDLIBS)
+	$(CC) $(CFLAGS) $(WARNINGS) $(EXPORTED) -I. -shared -Wl,-soname,$(SONAME) -o $@ $< $(LDLIBS)
 
 # ---- the demo ----
 
@@ -171,7 +183,8 @@ include tests/emulation/emulation.mk
 
 SUPPORT = $(wildcard tests/support/*.h examples/*.h) moe_route.h
 DEVICE_TESTS = test_route test_presets test_maps test_activations test_formats test_sizes test_layer test_large test_epilogue test_blocks \
-    test_dispatch test_ranks test_tune
+    test_dispatch test_ranks
+GPU_TESTS = test_tune # of what only GPUs have
 HOST_TESTS = test_safetensors test_gguf test_errors test_router_errors test_cache test_cache_faults test_cache_threads test_cache_trim test_packs
 SANITIZED = -O1 -g -fno-omit-frame-pointer
 
@@ -199,10 +212,11 @@ SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_run_layer.sh tests/
 PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_large build/bench_startup build/one_layer build/test_nvrtc \
     build/expert_parallel build/sanitized_expert_parallel build/stand_in/libnccl.so.2
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
-HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
+HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(GPU_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
 # The emulated device draws the order in which warps and lanes run from a seed.
-EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %'))
+EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %')) \
+    $(GPU_TESTS:test_%='$(EMULATION_ENVIRONMENT) TEST_DEVICE=gpu build/sanitized_%')
 
 test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/sanitized_examples/pack examples build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
 	tests/run.sh $(SCRIPTS) $(OLD_GPU) $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \
@@ -212,8 +226,8 @@ test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/san
 build/bench_startup: bench/startup.c moe_route.h | build
 	$(CC) $(CFLAGS) $(WARNINGS) -I. -o $@ $< $(LDLIBS)
 
-test-gpu: moe_route.h build/demo build/run_layer build/sanitized_run_layer build/moe_route $(DEVICE_TESTS:%=build/%) examples
-	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') 'tests/test_examples.sh --gpu' 'TEST_DEVICE=gpu tests/test_run_layer.sh' \
+test-gpu: moe_route.h build/demo build/run_layer build/sanitized_run_layer build/moe_route $(DEVICE_TESTS:%=build/%) $(GPU_TESTS:%=build/%) examples
+	tests/run.sh $(DEVICE_TESTS:%='TEST_DEVICE=gpu build/%') $(GPU_TESTS:%='TEST_DEVICE=gpu build/%') 'tests/test_examples.sh --gpu' 'TEST_DEVICE=gpu tests/test_run_layer.sh' \
 	    'build/demo --gpu >build/demo.txt && echo PASS demo_on_the_gpu' 'build/moe_route check >build/check.txt && echo PASS check_of_the_gpu'
 
 # The files that .clang-format can keep as they are.
@@ -223,4 +237,4 @@ format:
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh install uninstall lib demo ranks run_layer examples bench test test-gpu format clean
+.PHONY: all fresh install install-lib uninstall lib demo ranks run_layer examples bench test test-gpu format clean

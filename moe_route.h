@@ -662,7 +662,8 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
 MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first,
                                         uint32_t *count);
 
-/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch.
+/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch while T * k is at most 2048, and in two
+   beyond.
 
    A token is a row of every rank that holds an expert of it, once, in the order of tokens; a slot row is a slot that such
    a rank serves, in the order of pairs. Ids out of range, of identity and skip experts, and padding go nowhere. Each
@@ -691,6 +692,8 @@ typedef struct moe_route_dispatch_args {
     moe_route_address pair_to_row;      /* int32 [T * k]: the row of the token at the rank of the pair, for the first slot that has
                                            it; -1 for its other slots and for pairs that weren't sent */
     moe_route_address pair_to_slot_row; /* int32 [T * k]: -1 for pairs that weren't sent */
+    moe_route_address workspace;        /* needed when T * k is above 2048 */
+    size_t workspace_size;
     moe_route_stream stream;
 } moe_route_dispatch_args;
 
@@ -1072,7 +1075,7 @@ typedef struct moer_combine_args {
     unsigned int weighted_rows;               /* 1: the rows have the router's weight already */
 } moer_combine_args;
 
-/* dispatch.cu */
+/* dispatch.cu and dispatch_large.cu */
 #define MOER_MAX_RANKS 256
 typedef struct moer_dispatch_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
@@ -1080,6 +1083,7 @@ typedef struct moer_dispatch_args {
     MOER_ADDRESS(const void) x;               /* [T, H] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
+    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */
     MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */
     MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */
     MOER_ADDRESS(void) rows;                  /* [rows, H] */
@@ -1112,6 +1116,7 @@ typedef struct moer_slots_args {
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+#define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
 #define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -1462,6 +1467,7 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
     MOER_CU_STREAM_NON_BLOCKING = 1,
     MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
@@ -1514,6 +1520,7 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuKernelGetFunction)(moer_cu_function *, moer_cu_kernel);
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
+    moer_cu_result(MOER_CUDA_CALL *cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, moer_cu_function, int, size_t);
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
     /* For tuning alone; NULL where a driver lacks them. */
     moer_cu_result(MOER_CUDA_CALL *cuMemcpyHtoDAsync)(moe_route_address, const void *, size_t, moe_route_stream);
@@ -1600,6 +1607,7 @@ typedef struct moer_variant {
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
+    int resident_blocks[MOER_MAX_ENTRIES]; /* of as many threads as the kernel may have, that a multiprocessor holds; 0: no device */
 } moer_variant;
 
 typedef struct moer_team moer_team;
@@ -1610,7 +1618,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 29 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 30 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -1785,7 +1793,7 @@ struct moe_route_layer {
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
-    const moer_variant *combine, *expand, *dispatch, *slots;
+    const moer_variant *combine, *expand, *dispatch, *dispatch_large, *slots;
     const moer_variant *down_slots[2];
     moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
@@ -1798,6 +1806,7 @@ typedef struct moer_workspace {
     size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
     size_t h, partial;                                    /* fused layer, and h of expert rows */
     size_t slot_rows;                                     /* expert rows: of each pair */
+    size_t dispatch_counts;                               /* of more than MOER_DISPATCH_PAIRS pairs */
     size_t scratch;                                       /* CPU */
     size_t size;
 } moer_workspace;
@@ -1810,6 +1819,7 @@ static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -1927,15 +1937,12 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }\n"
-    "DEVICE bool warp_any(bool p) { return __any_sync(0xffffffffu, p) != 0; }\n"
-    "DEVICE bool warp_all(bool p) { return __all_sync(0xffffffffu, p) != 0; }\n"
     "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n"
-    "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n",
+    "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n"
     "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n"
-    "DEVICE u32 warp_shuffle_down(u32 v, u32 delta) { return __shfl_down_sync(0xffffffffu, v, delta); }\n"
     "\n"
-    "/* ---- bits ---- */\n"
+    "/* ---- bits ---- */\n",
     "DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }\n"
     "DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }\n"
     "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n"
@@ -1979,9 +1986,9 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
     "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
-    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n",
+    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
-    "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
+    "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n",
     "}\n"
     "\n"
     "/* ---- global memory ---- */\n"
@@ -2027,9 +2034,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "    return d;\n"
     "}\n"
     "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
-    "/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */\n"
-    "DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }\n"
-    "/* Likewise; returns nothing. */\n"
+    "/* Atomic among all blocks of the device, and orders nothing else. */\n"
     "DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }\n"
     "\n"
     "/* ---- shared memory ---- */\n"
@@ -2049,11 +2054,11 @@ static const char *const moer_source_0[] = { /* device.h */
     "}\n"
     "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
     "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
-    "\n",
+    "\n"
     "/* ---- copies from global to shared memory that go on while the thread does ----\n"
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
-    "   touch the destination before. */\n"
+    "   touch the destination before. */\n",
     "/* 16 or 4 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Both ends are\n"
     "   aligned to as many bytes. The 16 aren't kept in L1. */\n"
     "#define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)\n"
@@ -2207,7 +2212,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    unsigned int weighted_rows;               /* 1: the rows have the router's weight already */\n"
     "} moer_combine_args;\n"
     "\n"
-    "/* dispatch.cu */\n"
+    "/* dispatch.cu and dispatch_large.cu */\n"
     "#define MOER_MAX_RANKS 256\n"
     "typedef struct moer_dispatch_args {\n"
     "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
@@ -2215,9 +2220,10 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) x;               /* [T, H] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
     "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n"
+    "    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */\n"
+    "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n",
     "    MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */\n"
-    "    MOER_ADDRESS(void) rows;                  /* [rows, H] */\n",
+    "    MOER_ADDRESS(void) rows;                  /* [rows, H] */\n"
     "    MOER_ADDRESS(int) row_ids;                /* [rows, k] */\n"
     "    MOER_ADDRESS(void) row_weights;           /* [rows, k] */\n"
     "    MOER_ADDRESS(int) row_to_token;           /* [rows] */\n"
@@ -3055,13 +3061,16 @@ static const char *const moer_source_8[] = { /* packed.h */
     "}\n"
     "\n"
     "/* A step of 16 rows in shared memory, for stream.h: the low rows' 64 bytes each, the high rows', then a word or two of scales by\n"
-    "   row. Scales that don't fill words are copied with what is beside them. */\n"
+    "   row. Scales that don't fill words are copied with what is beside them, but nothing past the row. */\n"
     "#define STEP_SCALE_BYTES (GROUP != 0 \? SUBS * SCALE_BYTES : 0)\n"
     "#define SCALES_FILL_WORDS (SCALE_ALIGN >= 4 && STEP_SCALE_BYTES % 4 == 0)\n"
     "#define STEP_SCALE_WORDS (SCALES_FILL_WORDS || STEP_SCALE_BYTES <= SCALE_ALIGN \? (STEP_SCALE_BYTES + 3) / 4 : (STEP_SCALE_BYTES + 6) / 4)\n"
     "#define STEP_WORDS (256 + 16 * STEP_SCALE_WORDS)\n"
     "/* The steps of a warp, PARTS apart, have their scales at the same place in words. */\n"
     "#define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 \? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))\n"
+    "/* They lie in the row where its first step and the distance to it say, scales_at(part) + scales_at(steps): where steps share a group,\n"
+    "   the warp steps over whole groups. */\n"
+    "#define STEPS_KEEP_GROUPS(parts) ((parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 \? GROUP : 1) == 0)\n",
     "#define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)\n"
     "\n"
     "/* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */\n"
@@ -3069,7 +3078,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    const u8 *low, *high, *scales;\n"
     "    u32 low_scales, high_scales; /* selectors of bytes */\n"
     "};\n"
-    "\n",
+    "\n"
     "/* Lane 4g + t copies bytes 16t to 16t + 15 of rows g and g + 8, and a word of scales: word t / 2 of the low row if t is even. */\n"
     "DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &high, u32 part) {\n"
     "    const u32 t = lane_index() & 3;\n"
@@ -3095,17 +3104,22 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return s;\n"
     "}\n"
     "\n"
+    "/* Whether the words of scales of step part + index * PARTS are the row's to their end. The second of two may begin with the next\n"
+    "   step's, which then has to be whole. */\n"
+    "template <u32 PARTS>\n"
+    "DEVICE bool has_whole_scales(u32 index) { return (index + 1) * PARTS + (!SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2 && NUM_GROUPS % SUBS != 0) < NUM_STEPS; }\n"
+    "\n"
     "/* Copies the step that comes `steps` after the first, `part`. Where a lane takes two pieces of 8 bytes out again, rows change places in pairs,\n"
     "   against bank conflicts. */\n"
     "template <class Memory>\n"
-    "DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner) {\n"
+    "DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner, bool whole_scales) {\n"
     "    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + (PIECES == 2 \? t ^ (g & 2) : t) * 4;\n"
     "    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)part + steps) * 64 + t * 16 < ROW_BYTES \? 16 : 0;\n"
     "    copy_async_16(memory, to, s.low + steps * 64, size);\n"
     "    copy_async_16(memory, to + 128, s.high + steps * 64, size);\n"
     "    if (t / 2 < STEP_SCALE_WORDS) {\n"
     "        u32 left = 4;\n"
-    "        if (!inner && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */\n"
+    "        if (!whole_scales && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */\n"
     "            const u32 word = (u32)scales_at((u64)part + steps) + t / 2 * 4, skew = ((t % 2 \? s.high_scales : s.low_scales) & 3);\n"
     "            const u32 end = NUM_GROUPS * SCALE_BYTES + skew;\n"
     "            left = word >= end \? 0 : end - word < 4 \? end - word : 4;\n"
@@ -3129,7 +3143,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    } else {\n"
     "        const auto four = shared_load_4(memory, from + t * 4);\n"
     "        c.word[0] = (u32)four.x;\n"
-    "        c.word[1] = (u32)four.y;\n"
+    "        c.word[1] = (u32)four.y;\n",
     "        c.word[2] = (u32)four.z;\n"
     "        c.word[3] = (u32)four.w;\n"
     "    }\n"
@@ -3147,7 +3161,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return SUBS == 8 \? (t >> 1) | (t & 1) << 1 : t;\n"
     "}\n"
     "\n"
-    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n",
+    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n"
     "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
     "    if (SUBS > 2) {\n"
     "        exchange_words<1>(c.word[0], c.word[1]);\n"
@@ -3212,7 +3226,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);\n"
     "    return int4_pair(codes >> 4, zero_point);\n"
     "}\n"
-    "\n"
+    "\n",
     "/* E2M1: the exponent is put where a 16-bit float has its own, then corrected by a power of two. Subnormals come out right. */\n"
     "DEVICE u32 fp4_pair(u32 codes) {\n"
     "    const u32 sign = (codes << 12) & 0x80008000u;\n"
@@ -3224,7 +3238,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "DEVICE u32 fp8_pair(u32 codes) {\n"
     "    const u32 sign = codes & 0x80008000u;\n"
     "    const u32 all_ones = ((codes & 0x7f007f00u) + 0x01000100u) & 0x80008000u;\n"
-    "    const u32 pair = DECODE == DTYPE_F16 \? half2_fma(and_or(codes >> 1, 0x3f803f80u, sign), 0x5c005c00u, 0x80008000u)  /* * 2^8 */\n",
+    "    const u32 pair = DECODE == DTYPE_F16 \? half2_fma(and_or(codes >> 1, 0x3f803f80u, sign), 0x5c005c00u, 0x80008000u)  /* * 2^8 */\n"
     "                                         : bf162_fma(and_or(codes >> 4, 0x07f007f0u, sign), 0x7b807b80u, 0x80008000u); /* * 2^120 */\n"
     "    return pair | (all_ones - (all_ones >> 15));\n"
     "}\n"
@@ -3983,8 +3997,9 @@ static const char *const moer_source_12[] = { /* stream.h */
     "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n"
     "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n"
     "#if STREAM_COPIES\n"
-    "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index));\n"
-    "#else\n",
+    "        static_assert(STEPS_KEEP_GROUPS(PARTS), \"the scales of a warp's steps are found from the first\");\n",
+    "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));\n"
+    "#else\n"
     "        stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
     "        stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
     "#endif\n"
@@ -4059,11 +4074,11 @@ static const char *const moer_source_12[] = { /* stream.h */
     "            };\n"
     "#if STREAM_COPIES /* taken out at once, so that its place is free again */\n"
     "            const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;\n"
-    "            copy_async_wait<DEPTH - 1>();\n"
+    "            copy_async_wait<DEPTH - 1>();\n",
     "            warp_barrier();\n"
     "            weight_chunk low, high;\n"
     "            if (exists) {\n"
-    "                low = fetch_chunk(memory, at, 0, source);\n",
+    "                low = fetch_chunk(memory, at, 0, source);\n"
     "                high = fetch_chunk(memory, at, 1, source);\n"
     "            }\n"
     "            warp_barrier();\n"
@@ -4156,6 +4171,7 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "#define STAGES_THAT_FIT (COPIED_WEIGHTS \? SHARED_WORDS / (ROW_WORDS + FILL_WORDS) : (SHARED_WORDS - FILL_WORDS) / ROW_WORDS)\n"
     "#define ROW_STAGES (STAGES_THAT_FIT < 4 \? STAGES_THAT_FIT : 4)\n"
     "#define WEIGHT_STAGES (COPIED_WEIGHTS \? ROW_STAGES : 1)\n"
+    "static_assert(ROW_STAGES > 0 && (ROW_STAGES * ROW_WORDS + WEIGHT_STAGES * FILL_WORDS) * 4 <= 49152, \"shared memory of a block\");\n"
     "\n"
     "/* Whether a scale is a number of the activations' type too: then one multiplication of a pair rounds once. */\n"
     "#if FORMAT > FORMAT_GGUF\n"
@@ -4178,9 +4194,9 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "    const u32 chunk = thread_index() & 3, k = slice * SLICE + chunk * 8, stage = slice % ROW_STAGES * ROW_WORDS;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < (TILE_ROWS + 63) / 64; i++) {\n"
-    "        if (!sources.x[i]) continue;\n"
+    "        if (!sources.x[i]) continue;\n",
     "        const u32 word = stage + chunk_word(i * 64 + thread_index() / 4, chunk, 4);\n"
-    "        const u8 *p = sources.x[i] + (u64)k * 2;\n",
+    "        const u8 *p = sources.x[i] + (u64)k * 2;\n"
     "        if (COPIED_ROWS && (INNER % SLICE == 0 || k < INNER)) {\n"
     "            copy_async_16(rows, word, p, 16);\n"
     "            continue;\n"
@@ -4250,7 +4266,7 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "                    shared_store_4(weights, chunk_word(n, k / 8 + i, FILL_CHUNKS), v);\n"
     "                }\n"
     "            } else {\n"
-    "                const u32x2 v = {{linear[run / 2], linear[run / 2 + 1]}};\n"
+    "                const u32x2 v = {{linear[run / 2], linear[run / 2 + 1]}};\n",
     "                shared_store_2(weights, chunk_word(n, k / 8, FILL_CHUNKS) + k % 8 / 2, v);\n"
     "            }\n"
     "        }\n"
@@ -4258,7 +4274,7 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "}\n"
     "\n"
     "/* ---- the product ---- */\n"
-    "\n",
+    "\n"
     "/* sums += slice `slice`. The warp has `fragments` of its ROW_FRAGMENTS, all with ALL. */\n"
     "template <bool ALL, class Rows, class Weights>\n"
     "DEVICE void multiply_slice(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
@@ -4447,7 +4463,201 @@ static const char *const moer_source_16[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* route.cu */
+static const char *const moer_source_17[] = { /* dispatch.h */
+    "/*\n"
+    "  dispatch.h: what dispatch.cu and dispatch_large.cu share: which rank a pair goes to, and writing the rows and slot rows of a\n"
+    "  block's share of consecutive tokens once it is known how many those before it have. How that is counted belongs to the\n"
+    "  kernels.\n"
+    "\n"
+    "  A block copies the rows of its share, THREADS units of UNIT bytes of each (x of the grid; shares are y). Blocks with x = 0\n"
+    "  write what isn't x. Only integer counters are atomic, and only in shared memory: the result is the same each time.\n"
+    "\n"
+    "  Constants: K, slots a token; NUM_RANKS; ROW_BYTES of x; UNIT, bytes of one access: 16, 4 or 2, a divisor of ROW_BYTES;\n"
+    "  WEIGHT_BYTES, 4 or 2; those of placement.h.\n"
+    "*/\n"
+    "#include \"tokens.h\"\n"
+    "#include \"placement.h\"\n"
+    "\n"
+    "#define THREADS 256\n"
+    "#define CHUNK_TOKENS (THREADS / K) /* that the block looks at together, a thread a pair */\n"
+    "#define CHUNK_PAIRS (CHUNK_TOKENS * K)\n"
+    "#define NOWHERE 0xffffffffu\n"
+    "\n"
+    "/* Block `block` of `blocks` takes tokens begin to end - 1. */\n"
+    "struct token_share { u32 begin, end; };\n"
+    "\n"
+    "DEVICE token_share find_share(const moer_dispatch_args &a, u32 block, u32 blocks) {\n"
+    "    const u32 share = (a.num_tokens + blocks - 1) / blocks;\n"
+    "    token_share s;\n"
+    "    s.begin = block * share < a.num_tokens \? block * share : a.num_tokens;\n"
+    "    s.end = s.begin + share < a.num_tokens \? s.begin + share : a.num_tokens;\n"
+    "    return s;\n"
+    "}\n"
+    "\n"
+    "/* The rank that a pair goes to, or NOWHERE. */\n"
+    "DEVICE u32 rank_of_pair(const moer_dispatch_args &a, u32 pair, u32 num_valid) {\n"
+    "    if (pair / K >= num_valid) return NOWHERE;\n"
+    "    const u32 expert = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K);\n"
+    "    if (expert >= a.rank_begin[NUM_RANKS]) return NOWHERE;\n"
+    "    u32 low = 0, high = NUM_RANKS; /* the last rank that begins at or before the expert: ranks without experts are passed over */\n"
+    "#pragma unroll 1\n"
+    "    while (high - low > 1) {\n"
+    "        const u32 middle = (low + high) / 2;\n"
+    "        if (a.rank_begin[middle] <= expert) low = middle;\n"
+    "        else high = middle;\n"
+    "    }\n"
+    "    return low;\n"
+    "}\n"
+    "\n"
+    "/* Ranks of the chunk's pairs; those of tokens from `end` on are nowhere. */\n"
+    "template <class Ranks>\n"
+    "DEVICE void find_ranks(const moer_dispatch_args &a, Ranks &rank, u32 first_token, u32 end, u32 num_valid) {\n"
+    "    const u32 i = thread_index();\n"
+    "    block_barrier(); /* the chunk before may still be read */\n"
+    "    if (i < CHUNK_PAIRS) rank[i] = first_token + i / K < end \? rank_of_pair(a, first_token * K + i, num_valid) : NOWHERE;\n"
+    "    block_barrier();\n"
+    "}\n"
+    "\n"
+    "/* The first slot of pair i's token that goes to the same rank. */\n"
+    "template <class Ranks>\n"
+    "DEVICE u32 leader(const Ranks &rank, u32 i) {\n"
+    "    u32 first = i - i % K;\n"
+    "#pragma unroll 1\n"
+    "    while (rank[first] != rank[i]) first++;\n"
+    "    return first;\n"
+    "}\n"
+    "\n"
+    "/* Counts a pair: rows at 2r, slot rows at 2r + 1. */\n"
+    "template <class Counts>\n"
+    "DEVICE void count_pair(Counts &counts, u32 rank, bool leads) {\n"
+    "    shared_atomic_add(counts, rank * 2 + 1, 1u);\n"
+    "    if (leads) shared_atomic_add(counts, rank * 2, 1u);\n"
+    "}\n"
+    "\n"
+    "/* Numbers what the lanes want of their ranks' cursors, in the order of lanes. */\n"
+    "template <class Cursors>\n"
+    "DEVICE u32 take_numbers(Cursors &cursors, u32 which, u32 rank) {\n"
+    "    const u32 peers = warp_match(rank), lane = lane_index();\n"
+    "    u32 number = NOWHERE;\n"
+    "    if (rank != NOWHERE) number = cursors[rank * 2 + which] + popcount(peers & ((1u << lane) - 1));\n"
+    "    warp_barrier();\n"
+    "    if (rank != NOWHERE && (peers >> lane) == 1u) cursors[rank * 2 + which] = number + 1; /* the last of its peers */\n"
+    "    warp_barrier();\n"
+    "    return number;\n"
+    "}\n"
+    "\n"
+    "DEVICE void copy_weight(void *to, u64 to_index, const void *from, u64 from_index, bool there) {\n"
+    "    if (WEIGHT_BYTES == 4) ((u32 *)to)[to_index] = there \? load_4((const u32 *)from + from_index) : 0;\n"
+    "    else ((u16 *)to)[to_index] = there \? load_2((const u16 *)from + from_index) : (u16)0;\n"
+    "}\n"
+    "\n"
+    "/* With fixed sizes: the rows that don't exist. */\n"
+    "template <class Counts>\n",
+    "DEVICE void clear_rows(const moer_dispatch_args &a, const Counts &total) {\n"
+    "    const u64 entries = (u64)NUM_RANKS * a.capacity * K;\n"
+    "    for (u64 i = (u64)block_index_y() * THREADS + thread_index(); i < entries; i += (u64)grid_blocks_y() * THREADS) {\n"
+    "        const u32 row = (u32)(i / K), rank = row / a.capacity;\n"
+    "        if (row - rank * a.capacity < total[rank * 2]) continue;\n"
+    "        if (a.row_ids) a.row_ids[i] = -1;\n"
+    "        if (a.row_weights) copy_weight(a.row_weights, i, 0, 0, false);\n"
+    "        if (a.row_to_token && i % K == 0) a.row_to_token[row] = -1;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* What belongs to pair i of the chunk, and to its place in each row of its token. */\n"
+    "template <class Numbers>\n"
+    "DEVICE void write_pair(const moer_dispatch_args &a, u32 pair, u32 i, const Numbers &rank, const Numbers &row_of, const Numbers &slot_of) {\n"
+    "    const u32 token = pair / K, first = i - i % K;\n"
+    "    if (a.pair_to_row) a.pair_to_row[pair] = (int)row_of[i];\n"
+    "    if (a.pair_to_slot_row) {\n"
+    "        const bool sent = rank[i] != NOWHERE && row_of[leader(rank, i)] != NOWHERE;\n"
+    "        a.pair_to_slot_row[pair] = sent \? (int)slot_of[i] : -1;\n"
+    "    }\n"
+    "    if (a.row_to_token && row_of[i] != NOWHERE) a.row_to_token[row_of[i]] = (int)token;\n"
+    "    if (!a.row_ids && !a.row_weights) return;\n"
+    "    const int expert = rank[i] != NOWHERE \? (int)physical_expert(a.expert_map, (u32)a.ids[pair], token) : -1;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 other = first; other < first + K; other++) {\n"
+    "        const u32 row = row_of[other];\n"
+    "        if (row == NOWHERE) continue;\n"
+    "        const u64 at = (u64)row * K + (i - first);\n"
+    "        const bool here = rank[other] == rank[i];\n"
+    "        if (a.row_ids) a.row_ids[at] = here \? expert : -1;\n"
+    "        if (a.row_weights) copy_weight(a.row_weights, at, a.weights, pair, here);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* A unit of the rows of the chunk's tokens. */\n"
+    "template <class Numbers>\n"
+    "DEVICE void copy_rows(const moer_dispatch_args &a, u32 first_token, u32 num_tokens, u32 unit, const Numbers &row_of) {\n"
+    "#pragma unroll 1\n"
+    "    for (u32 t = 0; t < num_tokens; t++) {\n"
+    "        const u8 *from = (const u8 *)a.x + (u64)(first_token + t) * ROW_BYTES + unit * UNIT;\n"
+    "        u32x4 value = {{0, 0, 0, 0}};\n"
+    "        bool loaded = false;\n"
+    "#pragma unroll 1\n"
+    "        for (u32 j = 0; j < K; j++) {\n"
+    "            const u32 row = row_of[t * K + j];\n"
+    "            if (row == NOWHERE) continue;\n"
+    "            if (!loaded) {\n"
+    "                if (UNIT == 16) value = load_16(from);\n"
+    "                else value.v[0] = UNIT == 4 \? load_4(from) : load_2(from);\n"
+    "            }\n"
+    "            loaded = true;\n"
+    "            u8 *to = (u8 *)a.rows + (u64)row * ROW_BYTES + unit * UNIT;\n"
+    "            if (UNIT == 16) store_16(to, value);\n"
+    "            else if (UNIT == 4) *(u32 *)to = value.v[0];\n"
+    "            else *(u16 *)to = (u16)value.v[0];\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Everything that a block writes. `total`: rows and slot rows of each rank; `before`: those of tokens before its share; `start` becomes\n"
+    "   where each rank's begin. The other arrays are for the chunk at hand. */\n"
+    "template <class Numbers, class Counts, class Starts>\n"
+    "DEVICE void send_share(const moer_dispatch_args &a, const token_share &share, u32 num_valid, Numbers &rank, Numbers &row_of, Numbers &slot_of, Counts &total, Counts &before, Starts &start) {\n"
+    "    const u32 i = thread_index();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2 + 2; r += THREADS) {\n"
+    "        u32 at = r / 2 * (r % 2 \? a.slot_capacity : a.capacity);\n"
+    "        if (!a.capacity)\n"
+    "            for (u32 other = r % 2; other < r; other += 2) at += total[other];\n"
+    "        start[r] = at;\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    if (block_index_x() == 0) {\n"
+    "        for (u32 r = i; r < NUM_RANKS * 2 + 2 && block_index_y() == 0; r += THREADS) {\n"
+    "            if (a.offsets) a.offsets[r] = (int)start[r];\n"
+    "            if (a.counts && r < NUM_RANKS * 2) a.counts[r] = (int)total[r];\n"
+    "        }\n"
+    "        if (a.capacity && (a.row_ids || a.row_weights || a.row_to_token)) clear_rows(a, total);\n"
+    "    }\n",
+    "    block_barrier();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) before[r] += start[r]; /* now the next of this block's */\n"
+    "\n"
+    "    for (u32 token = share.begin; token < share.end; token += CHUNK_TOKENS) {\n"
+    "        const u32 tokens = share.end - token < CHUNK_TOKENS \? share.end - token : CHUNK_TOKENS;\n"
+    "        find_ranks(a, rank, token, share.end, num_valid);\n"
+    "        if (warp_index() == 0) {\n"
+    "            for (u32 c = lane_index(); c < (CHUNK_PAIRS + 31) / 32 * 32; c += 32) {\n"
+    "                const u32 r = c < CHUNK_PAIRS \? rank[c] : NOWHERE;\n"
+    "                const bool leads = r != NOWHERE && leader(rank, c) == c;\n"
+    "                u32 slot = take_numbers(before, 1, r), row = take_numbers(before, 0, leads \? r : NOWHERE);\n"
+    "                if (a.capacity && slot != NOWHERE && slot >= start[r * 2 + 3]) slot = NOWHERE; /* the next rank's begin */\n"
+    "                if (a.capacity && row != NOWHERE && row >= start[r * 2 + 2]) row = NOWHERE;\n"
+    "                if (c < CHUNK_PAIRS) {\n"
+    "                    row_of[c] = row;\n"
+    "                    slot_of[c] = slot;\n"
+    "                }\n"
+    "            }\n"
+    "        }\n"
+    "        block_barrier();\n"
+    "        if (block_index_x() == 0 && i < tokens * K) write_pair(a, token * K + i, i, rank, row_of, slot_of);\n"
+    "        const u32 unit = block_index_x() * THREADS + i;\n"
+    "        if (a.rows && unit < ROW_BYTES / UNIT) copy_rows(a, token, tokens, unit, row_of);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_18[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -4637,7 +4847,7 @@ static const char *const moer_source_17[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* topk.cu */
+static const char *const moer_source_19[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -4656,7 +4866,7 @@ static const char *const moer_source_18[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* maps.cu */
+static const char *const moer_source_20[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.\n"
     "\n"
@@ -4895,7 +5105,7 @@ static const char *const moer_source_19[] = { /* maps.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* matmul.cu */
+static const char *const moer_source_21[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -4947,15 +5157,16 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "constexpr u32 TURNS = WARPS == 1 || has_room(WARPS) \? WARPS : WARPS == 2 || has_room(WARPS / 2) \? WARPS / 2 : WARPS / 4;\n"
     "constexpr u32 FINISHERS = WARPS / TURNS;\n"
     "constexpr u32 SLOTS = ROW_BLOCKS == 1 \? TURNS + 1 : 2;\n"
+    "static_assert(TURNS > 0 && TURNS * FINISHERS == WARPS && SLOTS < 16, \"every warp takes its turn, and every slot has a barrier\");\n"
     "static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <= 49152, \"shared memory of a block\");\n"
     "\n"
     "/* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */\n"
     "DEVICE u64 tile_row(u32 tile, u32 i) {\n"
-    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
+    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n",
     "    if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;\n"
     "    return column_row(column, i >= 8);\n"
     "}\n"
-    "\n",
+    "\n"
     "/* A range of the tiles of all distinct experts: tile work % NUM_TILES of expert work / NUM_TILES. */\n"
     "struct work_range { u32 begin, end; };\n"
     "\n"
@@ -5044,9 +5255,9 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "    if (order == PAIRS_OF_8) return i / 8 * 8 + i % 4 * 2 + i / 4 % 2;\n"
     "    return i;\n"
     "}\n"
-    "\n"
+    "\n",
     "/* Adds up the warps' parts of the tile's sums, and writes its outputs: as one of FINISHERS warps. */\n"
-    "template <class Partial>\n",
+    "template <class Partial>\n"
     "DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 slot, u32 finisher) {\n"
     "    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += FINISHERS * 32) {\n"
     "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = p.tile * TILE_COLUMNS + c;\n"
@@ -5087,7 +5298,7 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
     "}\n"
     "\n"
-    "/* One array of all distinct experts, in pieces that the threads share. */\n"
+    "/* One array of all distinct experts, in pieces that the threads share. Together they fit L2, or there are none: so 32 bits count them. */\n"
     "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
     "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
     "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n"
@@ -5108,10 +5319,10 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "    SHARED(float, partial, SLOTS * PARTIAL_SIZE); /* [slot][warp][weight row][token] */\n"
     "    SHARED(u32, copies, stream_memory(X_HOW, WARPS, WARPS));\n"
     "    const u32 warp = warp_index();\n"
-    "    wait_for_previous_kernels();\n"
+    "    wait_for_previous_kernels();\n",
     "    let_next_kernel_start();\n"
     "    const u32 total = (u32)a.distinct_count[0] * NUM_TILES, share = total / grid_blocks_x(), rest = total % grid_blocks_x();\n"
-    "    work_range range;\n",
+    "    work_range range;\n"
     "    range.begin = block_index_x() * share + (block_index_x() < rest \? block_index_x() : rest);\n"
     "    range.end = range.begin + share + (block_index_x() < rest);\n"
     "    if (range.begin == range.end) range.end = 0; /* nothing is inside */\n"
@@ -5144,7 +5355,7 @@ static const char *const moer_source_20[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* grouped.cu */
+static const char *const moer_source_22[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -5371,7 +5582,7 @@ static const char *const moer_source_21[] = { /* grouped.cu */
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* down.cu */
+static const char *const moer_source_23[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -5396,6 +5607,9 @@ static const char *const moer_source_22[] = { /* down.cu */
     "#include \"stream.h\"\n"
     "#include \"vector.h\"\n"
     "#include \"epilogue.h\"\n"
+    "\n"
+    "constexpr u32 PARTIAL_WORDS = K_SPLIT * MAX_PAIRS * 17, COPY_WORDS = stream_memory(X_LOADED, K_SPLIT, 16);\n"
+    "static_assert((PARTIAL_WORDS + 4 * MAX_PAIRS + 1 + COPY_WORDS) * 4 <= 49152, \"shared memory of a block\");\n"
     "\n"
     "/* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows of h from `base` on. */\n"
     "struct place {\n"
@@ -5430,7 +5644,7 @@ static const char *const moer_source_22[] = { /* down.cu */
     "}\n"
     "\n"
     "KERNEL(moe_route_down, 512, moer_down_args) {\n"
-    "    SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */\n"
+    "    SHARED(float, partial, PARTIAL_WORDS); /* [part][row][output column], padded against bank conflicts */\n"
     "    SHARED(int, experts, MAX_PAIRS);     /* the maps */\n"
     "    SHARED(int, offsets, MAX_PAIRS + 1);\n"
     "    SHARED(int, pair_row, MAX_PAIRS);\n"
@@ -5438,12 +5652,12 @@ static const char *const moer_source_22[] = { /* down.cu */
     "    const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();\n"
     "    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;\n"
     "    for (u32 d = thread_index(); d < num_distinct; d += block_threads()) experts[d] = (int)load_fresh_4(a.distinct_experts + d);\n"
-    "    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);\n"
+    "    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);\n",
     "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);\n"
     "    block_barrier();\n"
     "    place next = {};\n"
-    "    weight_stream<X_LOADED, K_SPLIT> stream;\n",
-    "    SHARED(u32, copies, stream_memory(X_LOADED, K_SPLIT, 16));\n"
+    "    weight_stream<X_LOADED, K_SPLIT> stream;\n"
+    "    SHARED(u32, copies, COPY_WORDS);\n"
     "    const held_activations<K_SPLIT> held = {};\n"
     "    enter_item(a, experts, offsets, next, warp_index(), total);\n"
     "    if (next.item < total) start_weights(stream, copies, next.rows, next.item % K_SPLIT);\n"
@@ -5494,7 +5708,7 @@ static const char *const moer_source_22[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* combine.cu */
+static const char *const moer_source_24[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -5553,7 +5767,7 @@ static const char *const moer_source_23[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* expand.cu */
+static const char *const moer_source_25[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -5586,139 +5800,17 @@ static const char *const moer_source_24[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* dispatch.cu */
+static const char *const moer_source_26[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
     "\n"
-    "  One launch for any number of tokens. A block copies the rows of its share of consecutive tokens, THREADS units of UNIT\n"
-    "  bytes of each (x of the grid), but counts all pairs first, to know where its own begin: reading the ids again costs less than\n"
-    "  a second launch, or waiting for other blocks. Blocks with x = 0 write what isn't x. Only integer counters are atomic, and only\n"
-    "  in shared memory: the result is the same each time.\n"
-    "\n"
-    "  Constants: K, slots a token; NUM_RANKS; ROW_BYTES of x; UNIT, bytes of one access: 16, 4 or 2, a divisor of ROW_BYTES;\n"
-    "  WEIGHT_BYTES, 4 or 2; those of placement.h.\n"
+    "  One launch, for batches up to a few thousand pairs. A block counts all pairs, to know where its own begin: reading the ids again costs\n"
+    "  less than a second launch, or waiting for other blocks. Larger ones are dispatch_large.cu's. Grid and constants: dispatch.h.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
-    "#include \"tokens.h\"\n"
-    "#include \"placement.h\"\n"
-    "\n"
-    "#define THREADS 256\n"
-    "#define CHUNK_TOKENS (THREADS / K) /* that the block looks at together, a thread a pair */\n"
-    "#define CHUNK_PAIRS (CHUNK_TOKENS * K)\n"
-    "#define NOWHERE 0xffffffffu\n"
-    "\n"
-    "/* The rank that a pair goes to, or NOWHERE. */\n"
-    "DEVICE u32 rank_of_pair(const moer_dispatch_args &a, u32 pair, u32 num_valid) {\n"
-    "    if (pair / K >= num_valid) return NOWHERE;\n"
-    "    const u32 expert = physical_expert(a.expert_map, (u32)a.ids[pair], pair / K);\n"
-    "    if (expert >= a.rank_begin[NUM_RANKS]) return NOWHERE;\n"
-    "    u32 low = 0, high = NUM_RANKS; /* the last rank that begins at or before the expert: ranks without experts are passed over */\n"
-    "#pragma unroll 1\n"
-    "    while (high - low > 1) {\n"
-    "        const u32 middle = (low + high) / 2;\n"
-    "        if (a.rank_begin[middle] <= expert) low = middle;\n"
-    "        else high = middle;\n"
-    "    }\n"
-    "    return low;\n"
-    "}\n"
-    "\n"
-    "/* Ranks of the chunk's pairs; those of tokens from `end` on are nowhere. */\n"
-    "template <class Ranks>\n"
-    "DEVICE void find_ranks(const moer_dispatch_args &a, Ranks &rank, u32 first_token, u32 end, u32 num_valid) {\n"
-    "    const u32 i = thread_index();\n"
-    "    block_barrier(); /* the chunk before may still be read */\n"
-    "    if (i < CHUNK_PAIRS) rank[i] = first_token + i / K < end \? rank_of_pair(a, first_token * K + i, num_valid) : NOWHERE;\n"
-    "    block_barrier();\n"
-    "}\n"
-    "\n"
-    "/* The first slot of pair i's token that goes to the same rank. */\n"
-    "template <class Ranks>\n"
-    "DEVICE u32 leader(const Ranks &rank, u32 i) {\n"
-    "    u32 first = i - i % K;\n"
-    "#pragma unroll 1\n"
-    "    while (rank[first] != rank[i]) first++;\n"
-    "    return first;\n"
-    "}\n"
-    "\n"
-    "/* Numbers what the lanes want of their ranks' cursors, in the order of lanes. */\n"
-    "template <class Cursors>\n"
-    "DEVICE u32 take_numbers(Cursors &cursors, u32 which, u32 rank) {\n"
-    "    const u32 peers = warp_match(rank), lane = lane_index();\n"
-    "    u32 number = NOWHERE;\n"
-    "    if (rank != NOWHERE) number = cursors[rank * 2 + which] + popcount(peers & ((1u << lane) - 1));\n"
-    "    warp_barrier();\n"
-    "    if (rank != NOWHERE && (peers >> lane) == 1u) cursors[rank * 2 + which] = number + 1; /* the last of its peers */\n"
-    "    warp_barrier();\n"
-    "    return number;\n"
-    "}\n"
-    "\n"
-    "DEVICE void copy_weight(void *to, u64 to_index, const void *from, u64 from_index, bool there) {\n"
-    "    if (WEIGHT_BYTES == 4) ((u32 *)to)[to_index] = there \? load_4((const u32 *)from + from_index) : 0;\n"
-    "    else ((u16 *)to)[to_index] = there \? load_2((const u16 *)from + from_index) : (u16)0;\n"
-    "}\n"
-    "\n"
-    "/* With fixed sizes: the rows that don't exist. */\n"
-    "template <class Counts>\n"
-    "DEVICE void clear_rows(const moer_dispatch_args &a, const Counts &total) {\n"
-    "    const u64 entries = (u64)NUM_RANKS * a.capacity * K;\n"
-    "    for (u64 i = (u64)block_index_y() * THREADS + thread_index(); i < entries; i += (u64)grid_blocks_y() * THREADS) {\n"
-    "        const u32 row = (u32)(i / K), rank = row / a.capacity;\n"
-    "        if (row - rank * a.capacity < total[rank * 2]) continue;\n"
-    "        if (a.row_ids) a.row_ids[i] = -1;\n"
-    "        if (a.row_weights) copy_weight(a.row_weights, i, 0, 0, false);\n",
-    "        if (a.row_to_token && i % K == 0) a.row_to_token[row] = -1;\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "/* What belongs to pair i of the chunk, and to its place in each row of its token. */\n"
-    "template <class Numbers>\n"
-    "DEVICE void write_pair(const moer_dispatch_args &a, u32 pair, u32 i, const Numbers &rank, const Numbers &row_of, const Numbers &slot_of) {\n"
-    "    const u32 token = pair / K, first = i - i % K;\n"
-    "    if (a.pair_to_row) a.pair_to_row[pair] = (int)row_of[i];\n"
-    "    if (a.pair_to_slot_row) {\n"
-    "        const bool sent = rank[i] != NOWHERE && row_of[leader(rank, i)] != NOWHERE;\n"
-    "        a.pair_to_slot_row[pair] = sent \? (int)slot_of[i] : -1;\n"
-    "    }\n"
-    "    if (a.row_to_token && row_of[i] != NOWHERE) a.row_to_token[row_of[i]] = (int)token;\n"
-    "    if (!a.row_ids && !a.row_weights) return;\n"
-    "    const int expert = rank[i] != NOWHERE \? (int)physical_expert(a.expert_map, (u32)a.ids[pair], token) : -1;\n"
-    "#pragma unroll 1\n"
-    "    for (u32 other = first; other < first + K; other++) {\n"
-    "        const u32 row = row_of[other];\n"
-    "        if (row == NOWHERE) continue;\n"
-    "        const u64 at = (u64)row * K + (i - first);\n"
-    "        const bool here = rank[other] == rank[i];\n"
-    "        if (a.row_ids) a.row_ids[at] = here \? expert : -1;\n"
-    "        if (a.row_weights) copy_weight(a.row_weights, at, a.weights, pair, here);\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "/* A unit of the rows of the chunk's tokens. */\n"
-    "template <class Numbers>\n"
-    "DEVICE void copy_rows(const moer_dispatch_args &a, u32 first_token, u32 num_tokens, u32 unit, const Numbers &row_of) {\n"
-    "#pragma unroll 1\n"
-    "    for (u32 t = 0; t < num_tokens; t++) {\n"
-    "        const u8 *from = (const u8 *)a.x + (u64)(first_token + t) * ROW_BYTES + unit * UNIT;\n"
-    "        u32x4 value = {{0, 0, 0, 0}};\n"
-    "        bool loaded = false;\n"
-    "#pragma unroll 1\n"
-    "        for (u32 j = 0; j < K; j++) {\n"
-    "            const u32 row = row_of[t * K + j];\n"
-    "            if (row == NOWHERE) continue;\n"
-    "            if (!loaded) {\n"
-    "                if (UNIT == 16) value = load_16(from);\n"
-    "                else value.v[0] = UNIT == 4 \? load_4(from) : load_2(from);\n"
-    "            }\n"
-    "            loaded = true;\n"
-    "            u8 *to = (u8 *)a.rows + (u64)row * ROW_BYTES + unit * UNIT;\n"
-    "            if (UNIT == 16) store_16(to, value);\n"
-    "            else if (UNIT == 4) *(u32 *)to = value.v[0];\n"
-    "            else *(u16 *)to = (u16)value.v[0];\n"
-    "        }\n"
-    "    }\n"
-    "}\n"
+    "#include \"dispatch.h\"\n"
     "\n"
     "KERNEL(moe_route_dispatch, THREADS, moer_dispatch_args) {\n"
     "    SHARED(u32, rank, THREADS);               /* of the chunk's pairs */\n"
@@ -5730,62 +5822,85 @@ static const char *const moer_source_25[] = { /* dispatch.cu */
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    const u32 i = thread_index(), num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
-    "    const u32 share = (a.num_tokens + grid_blocks_y() - 1) / grid_blocks_y();\n"
-    "    const u32 begin = block_index_y() * share < a.num_tokens \? block_index_y() * share : a.num_tokens;\n"
-    "    const u32 end = begin + share < a.num_tokens \? begin + share : a.num_tokens;\n"
+    "    const token_share share = find_share(a, block_index_y(), grid_blocks_y());\n"
     "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) total[r] = before[r] = 0;\n"
     "    for (u32 token = 0; token < num_valid; token += CHUNK_TOKENS) {\n"
     "        find_ranks(a, rank, token, num_valid, num_valid);\n"
     "        if (i >= CHUNK_PAIRS || rank[i] == NOWHERE) continue;\n"
-    "        const bool earlier = token + i / K < begin;\n"
-    "        shared_atomic_add(total, rank[i] * 2 + 1, 1u);\n"
-    "        if (earlier) shared_atomic_add(before, rank[i] * 2 + 1, 1u);\n"
-    "        if (leader(rank, i) != i) continue;\n"
-    "        shared_atomic_add(total, rank[i] * 2, 1u);\n"
-    "        if (earlier) shared_atomic_add(before, rank[i] * 2, 1u);\n"
+    "        const bool leads = leader(rank, i) == i;\n"
+    "        count_pair(total, rank[i], leads);\n"
+    "        if (token + i / K < share.begin) count_pair(before, rank[i], leads);\n"
     "    }\n"
     "    block_barrier();\n"
-    "    for (u32 r = i; r < NUM_RANKS * 2 + 2; r += THREADS) {\n",
-    "        u32 at = r / 2 * (r % 2 \? a.slot_capacity : a.capacity);\n"
-    "        if (!a.capacity)\n"
-    "            for (u32 other = r % 2; other < r; other += 2) at += total[other];\n"
-    "        start[r] = at;\n"
-    "    }\n"
-    "    block_barrier();\n"
-    "    if (block_index_x() == 0) {\n"
-    "        for (u32 r = i; r < NUM_RANKS * 2 + 2 && block_index_y() == 0; r += THREADS) {\n"
-    "            if (a.offsets) a.offsets[r] = (int)start[r];\n"
-    "            if (a.counts && r < NUM_RANKS * 2) a.counts[r] = (int)total[r];\n"
-    "        }\n"
-    "        if (a.capacity && (a.row_ids || a.row_weights || a.row_to_token)) clear_rows(a, total);\n"
-    "    }\n"
-    "    block_barrier();\n"
-    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) before[r] += start[r]; /* now the next of this block's */\n"
-    "\n"
-    "    for (u32 token = begin; token < end; token += CHUNK_TOKENS) {\n"
-    "        const u32 tokens = end - token < CHUNK_TOKENS \? end - token : CHUNK_TOKENS;\n"
-    "        find_ranks(a, rank, token, end, num_valid);\n"
-    "        if (warp_index() == 0) {\n"
-    "            for (u32 c = lane_index(); c < (CHUNK_PAIRS + 31) / 32 * 32; c += 32) {\n"
-    "                const u32 r = c < CHUNK_PAIRS \? rank[c] : NOWHERE;\n"
-    "                const bool leads = r != NOWHERE && leader(rank, c) == c;\n"
-    "                u32 slot = take_numbers(before, 1, r), row = take_numbers(before, 0, leads \? r : NOWHERE);\n"
-    "                if (a.capacity && slot != NOWHERE && slot >= start[r * 2 + 3]) slot = NOWHERE; /* the next rank's begin */\n"
-    "                if (a.capacity && row != NOWHERE && row >= start[r * 2 + 2]) row = NOWHERE;\n"
-    "                if (c < CHUNK_PAIRS) {\n"
-    "                    row_of[c] = row;\n"
-    "                    slot_of[c] = slot;\n"
-    "                }\n"
-    "            }\n"
-    "        }\n"
-    "        block_barrier();\n"
-    "        if (block_index_x() == 0 && i < tokens * K) write_pair(a, token * K + i, i, rank, row_of, slot_of);\n"
-    "        const u32 unit = block_index_x() * THREADS + i;\n"
-    "        if (a.rows && unit < ROW_BYTES / UNIT) copy_rows(a, token, tokens, unit, row_of);\n"
-    "    }\n"
+    "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* slots.cu */
+static const char *const moer_source_27[] = { /* dispatch_large.cu */
+    "/*\n"
+    "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
+    "\n"
+    "  moe_route_dispatch_count    a block counts the rows and slot rows of its share of consecutive tokens, by rank\n"
+    "  moe_route_dispatch_scatter  every block adds up the counts of all shares and so knows where its own rows begin, and writes them\n"
+    "\n"
+    "  Both have the same shares. Adding up costs a block shares * NUM_RANKS * 2 loads from L2, all independent; the host keeps them few.\n"
+    "  Grid (of the count: shares along x) and constants: dispatch.h.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"dispatch.h\"\n"
+    "\n"
+    "KERNEL(moe_route_dispatch_count, THREADS, moer_dispatch_args) {\n"
+    "    SHARED(u32, rank, THREADS);           /* of the chunk's pairs */\n"
+    "    SHARED(u32, counts, NUM_RANKS * 2);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 i = thread_index(), num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);\n"
+    "    const token_share share = find_share(a, block_index_x(), grid_blocks_x());\n"
+    "    const u32 end = share.end < num_valid \? share.end : num_valid;\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) counts[r] = 0;\n"
+    "    for (u32 token = share.begin; token < end; token += CHUNK_TOKENS) {\n"
+    "        find_ranks(a, rank, token, end, num_valid);\n"
+    "        if (i < CHUNK_PAIRS && rank[i] != NOWHERE) count_pair(counts, rank[i], leader(rank, i) == i);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 r = i; r < NUM_RANKS * 2; r += THREADS) a.block_counts[(u64)block_index_x() * NUM_RANKS * 2 + r] = (int)counts[r];\n"
+    "}\n"
+    "\n"
+    "/* The counts of all shares, and of those before this one: threads of one entry take every WAYS-th share. */\n"
+    "template <class Counts>\n"
+    "DEVICE void add_shares(const moer_dispatch_args &a, Counts &total, Counts &before) {\n"
+    "    constexpr u32 ENTRIES = NUM_RANKS * 2, WAYS = ENTRIES < THREADS \? THREADS / ENTRIES : 1;\n"
+    "    for (u32 r = thread_index(); r < ENTRIES; r += THREADS) total[r] = before[r] = 0;\n"
+    "    block_barrier();\n"
+    "    for (u32 r = thread_index(); r < ENTRIES * WAYS; r += THREADS) {\n"
+    "        const int *counts = a.block_counts + r % ENTRIES;\n"
+    "        u32 all = 0, earlier = 0;\n"
+    "#pragma unroll 8\n"
+    "        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += WAYS) {\n"
+    "            const u32 count = load_4(counts + (u64)b * ENTRIES);\n"
+    "            all += count;\n"
+    "            earlier += b < block_index_y() \? count : 0;\n"
+    "        }\n"
+    "        shared_atomic_add(total, r % ENTRIES, all);\n"
+    "        shared_atomic_add(before, r % ENTRIES, earlier);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_dispatch_scatter, THREADS, moer_dispatch_args) {\n"
+    "    SHARED(u32, rank, THREADS);               /* as in dispatch.cu */\n"
+    "    SHARED(u32, row_of, THREADS);\n"
+    "    SHARED(u32, slot_of, THREADS);\n"
+    "    SHARED(u32, total, NUM_RANKS * 2);\n"
+    "    SHARED(u32, before, NUM_RANKS * 2);\n"
+    "    SHARED(u32, start, NUM_RANKS * 2 + 2);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    add_shares(a, total, before);\n"
+    "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_28[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -5842,18 +5957,20 @@ static const moer_source moer_sources[] = {
     {"output.h", moer_source_14},
     {"vector.h", moer_source_15},
     {"epilogue.h", moer_source_16},
-    {"route.cu", moer_source_17},
-    {"topk.cu", moer_source_18},
-    {"maps.cu", moer_source_19},
-    {"matmul.cu", moer_source_20},
-    {"grouped.cu", moer_source_21},
-    {"down.cu", moer_source_22},
-    {"combine.cu", moer_source_23},
-    {"expand.cu", moer_source_24},
-    {"dispatch.cu", moer_source_25},
-    {"slots.cu", moer_source_26},
+    {"dispatch.h", moer_source_17},
+    {"route.cu", moer_source_18},
+    {"topk.cu", moer_source_19},
+    {"maps.cu", moer_source_20},
+    {"matmul.cu", moer_source_21},
+    {"grouped.cu", moer_source_22},
+    {"down.cu", moer_source_23},
+    {"combine.cu", moer_source_24},
+    {"expand.cu", moer_source_25},
+    {"dispatch.cu", moer_source_26},
+    {"dispatch_large.cu", moer_source_27},
+    {"slots.cu", moer_source_28},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "625ec28c385a5b2877e95ef0d31cfa630c3583593435663e3203a51f92ee830a";
+static const char moer_sources_digest[] = "e6506319beaef86693bc8e7fac2ba8877364f87ab549894935a3e2dc7af59800";
 
 /* ---- src/base.c ---- */
 /*
@@ -6922,6 +7039,7 @@ static const moer_symbol moer_driver_symbols[] = {
     {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), MOER_REQUIRED},
     {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), MOER_REQUIRED},
     {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), MOER_OPTIONAL},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", offsetof(moer_driver, cuOccupancyMaxActiveBlocksPerMultiprocessor), MOER_REQUIRED},
     {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), MOER_REQUIRED},
     {"cuMemcpyHtoDAsync_v2", offsetof(moer_driver, cuMemcpyHtoDAsync), MOER_FOR_TUNING},
     {"cuMemcpyDtoHAsync_v2", offsetof(moer_driver, cuMemcpyDtoHAsync), MOER_FOR_TUNING},
@@ -9011,13 +9129,14 @@ static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
 static const moer_family moer_family_dispatch = {"dispatch", "dispatch.cu", {"moe_route_dispatch", NULL, NULL}};
+static const moer_family moer_family_dispatch_large = {"dispatch_large", "dispatch_large.cu", {"moe_route_dispatch_count", "moe_route_dispatch_scatter", NULL}};
 static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_slots", NULL, NULL}};
 
 /* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
 static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
     const moer_driver *driver = &context->driver;
     moer_cu_result result;
-    int i;
+    int i, threads = 0;
     *call = "cuLibraryLoadData";
     result = driver->cuLibraryLoadData(&variant->library, code->data, NULL, NULL, 0, NULL, NULL, 0);
     if (result != 0) {
@@ -9039,6 +9158,10 @@ static moer_cu_result moer_variant_load_current(moe_route_context *context, moer
         }
         *call = "cuFuncGetAttribute";
         result = driver->cuFuncGetAttribute(&variant->static_shared_bytes[i], MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, variant->functions[i]);
+        if (result == 0) result = driver->cuFuncGetAttribute(&threads, MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, variant->functions[i]);
+        if (result != 0) break;
+        *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&variant->resident_blocks[i], variant->functions[i], threads, 0);
     }
     if (result != 0) {
         driver->cuLibraryUnload(variant->library);
@@ -11799,16 +11922,19 @@ static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
     return status;
 }
 
-/* dispatch.cu; what it copies of x is what expand.cu does. */
+/* dispatch.cu, and dispatch_large.cu where the layer can meet as many pairs; what they copy of x is what expand.cu does. */
 static moe_route_status moer_layer_need_dispatch(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
+    moe_route_status status;
     moer_define(defines, "K", layer->router.top_k);
     moer_define(defines, "NUM_RANKS", layer->num_ranks);
     moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
     moer_define(defines, "UNIT", moer_expand_unit(layer));
     moer_define(defines, "WEIGHT_BYTES", (unsigned long)moer_dtype_size(layer->router.weights_dtype));
     moer_define_expert_map(defines, &layer->router);
-    return moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+    status = moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+    if (status == MOE_ROUTE_OK && layer->max_tokens * layer->router.top_k > MOER_DISPATCH_PAIRS) status = moer_layer_need(layer, &moer_family_dispatch_large, defines, &layer->dispatch_large);
+    return status;
 }
 
 /* What follows gate_up in expert rows, with the sums of down.cu. */
@@ -11899,6 +12025,13 @@ static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     return blocks < 128 ? blocks : 128;
 }
 
+/* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
+static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks) {
+    const uint32_t busy = 1024 / (blocks < 2 ? 2 : blocks), few = 16384 / layer->num_ranks;
+    const uint32_t shares = busy < few ? busy : few;
+    return num_tokens < shares ? num_tokens : shares;
+}
+
 /* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
 static int moer_workspace_take(moer_workspace *workspace, size_t count, size_t size, size_t *at) {
     size_t bytes;
@@ -11934,6 +12067,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
         fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
     }
     if (slots) fits &= moer_workspace_take(w, num_pairs, 4, &w->slot_rows);
+    if (!cpu && (layer->operations & MOE_ROUTE_OPERATION_DISPATCH) && num_pairs > MOER_DISPATCH_PAIRS)
+        fits &= moer_workspace_take(w, (size_t)moer_dispatch_shares(layer, num_tokens, 1) * layer->num_ranks * 2, 4, &w->dispatch_counts);
     if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
     return fits;
 }
@@ -12398,10 +12533,16 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
     return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
 }
 
+/* Blocks of matmul.cu that a multiprocessor runs at once: what the kernel was made for, or fewer where the GPU has less shared memory. */
+static uint32_t moer_matmul_resident(const moer_variant *variant, uint32_t warps) {
+    const uint32_t wanted = moer_matmul_blocks(warps), fit = (uint32_t)variant->resident_blocks[0];
+    return fit != 0 && fit < wanted ? fit : wanted;
+}
+
 /* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
 static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
     const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
-    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
+    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_resident(variant, warps);
     moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     return launch;
@@ -12414,7 +12555,7 @@ static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, 
     args->next_scales = down->scales;
     args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
     args->next_scale_bytes = down->scales % 16 == 0 && scales % 16 == 0 ? scales : 0;
-    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales));
+    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales)); /* L2's size was an int. All that is fetched is smaller, also in pieces */
 }
 
 static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *const *variants, const moer_matrix *matrix, uint32_t num_tokens) {
@@ -13034,11 +13175,24 @@ static void moer_dispatch_args_of(moer_dispatch_args *args, const moe_route_laye
     memcpy(args->rank_begin, layer->rank_begin, sizeof layer->rank_begin);
 }
 
-static void moer_sequence_dispatch(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_dispatch_args *from) {
+static int moer_dispatch_is_large(const moe_route_layer *layer, uint32_t num_tokens) { return num_tokens * layer->router.top_k > MOER_DISPATCH_PAIRS; }
+
+static void moer_sequence_dispatch(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_dispatch_args *from, const moer_workspace *w) {
     const uint32_t units = (uint32_t)(layer->hidden_size * moer_dtype_size(layer->dtype)) / moer_expand_unit(layer);
-    const uint32_t height = from->num_tokens < 1 ? 1 : from->num_tokens < 512 ? from->num_tokens : 512;
-    moer_launch *launch = moer_sequence_add(sequence, layer->dispatch, 0, from->rows != 0 ? moer_divide_up(units, 256) : 1, height, 256);
-    moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+    const uint32_t width = from->rows != 0 ? moer_divide_up(units, 256) : 1;
+    if (moer_dispatch_is_large(layer, from->num_tokens)) {
+        const uint32_t shares = moer_dispatch_shares(layer, from->num_tokens, width);
+        uint32_t i;
+        for (i = 0; i < 2; i++) {
+            moer_launch *launch = moer_sequence_add(sequence, layer->dispatch_large, i, i == 0 ? shares : width, i == 0 ? 1 : shares, 256);
+            moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+            launch->args.dispatch.block_counts = from->workspace + w->dispatch_counts;
+        }
+    } else {
+        const uint32_t height = from->num_tokens < 1 ? 1 : from->num_tokens < 512 ? from->num_tokens : 512;
+        moer_launch *launch = moer_sequence_add(sequence, layer->dispatch, 0, width, height, 256);
+        moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+    }
 }
 
 /* The sizes of the outputs, which are numbered in 31 bits. */
@@ -13056,6 +13210,7 @@ static moe_route_status moer_check_capacity(const moer_call *call, const moe_rou
 
 MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, const moe_route_dispatch_args *args) {
     moer_call call;
+    moer_workspace w;
     moer_sequence sequence;
     moe_route_status status;
     uint32_t alignment, weight_size;
@@ -13082,6 +13237,8 @@ MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, 
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "row_to_token", args->row_to_token, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_slot_row", args->pair_to_slot_row, 0, 4);
+    memset(&w, 0, sizeof w);
+    if (status == MOE_ROUTE_OK && moer_dispatch_is_large(layer, args->num_tokens)) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
     if (moer_is_cpu(layer)) {
         moer_dispatch_args dispatch;
@@ -13090,7 +13247,7 @@ MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, 
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;
-    moer_sequence_dispatch(&sequence, layer, args);
+    moer_sequence_dispatch(&sequence, layer, args, &w);
     return moer_sequence_launch(layer, &sequence, args->stream);
 }
 
@@ -13220,7 +13377,7 @@ static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_
         moer_sequence_combine(sequence, layer, &combine);
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_DISPATCH:
-        moer_sequence_dispatch(sequence, layer, &dispatch);
+        moer_sequence_dispatch(sequence, layer, &dispatch, w);
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_EXPERT_ROWS:
         moer_expert_rows_routing(&rows, w, &routing);
@@ -13288,7 +13445,7 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
     if (plan == NULL) return 0;
     for (i = 0; i < plan->num_launches; i++) {
         const moe_route_launch_info *info = &plan->launches[i];
-        length = moer_text_add(text, size, length, "%-13s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
+        length = moer_text_add(text, size, length, "%-16s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
                                (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->static_shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
                                info->variant);
     }

@@ -137,7 +137,7 @@ typedef struct moer_combine_args {
     unsigned int weighted_rows;               /* 1: the rows have the router's weight already */
 } moer_combine_args;
 
-/* dispatch.cu */
+/* dispatch.cu and dispatch_large.cu */
 #define MOER_MAX_RANKS 256
 typedef struct moer_dispatch_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
@@ -145,6 +145,7 @@ typedef struct moer_dispatch_args {
     MOER_ADDRESS(const void) x;               /* [T, H] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
+    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */
     MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */
     MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */
     MOER_ADDRESS(void) rows;                  /* [rows, H] */

@@ -64,13 +64,10 @@ DEVICE void let_next_kernel_start() {
 DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
 DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
 DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
-DEVICE bool warp_any(bool p) { return __any_sync(0xffffffffu, p) != 0; }
-DEVICE bool warp_all(bool p) { return __all_sync(0xffffffffu, p) != 0; }
 DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }
 DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }
 DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }
 DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }
-DEVICE u32 warp_shuffle_down(u32 v, u32 delta) { return __shfl_down_sync(0xffffffffu, v, delta); }
 
 /* ---- bits ---- */
 DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }
@@ -164,9 +161,7 @@ DEVICE u32 load_fresh_4(const void *p) {
     return d;
 }
 DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }
-/* Returns what was there before. Atomic among all blocks of the device, and orders nothing else. */
-DEVICE int global_atomic_add(int *p, int v) { return atomicAdd(p, v); }
-/* Likewise; returns nothing. */
+/* Atomic among all blocks of the device, and orders nothing else. */
 DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }
 
 /* ---- shared memory ---- */

@@ -23,6 +23,9 @@
 #include "vector.h"
 #include "epilogue.h"
 
+constexpr u32 PARTIAL_WORDS = K_SPLIT * MAX_PAIRS * 17, COPY_WORDS = stream_memory(X_LOADED, K_SPLIT, 16);
+static_assert((PARTIAL_WORDS + 4 * MAX_PAIRS + 1 + COPY_WORDS) * 4 <= 49152, "shared memory of a block");
+
 /* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows of h from `base` on. */
 struct place {
     u32 item, base, end_row;
@@ -56,7 +59,7 @@ DEVICE void advance(const moer_down_args &a, Experts &experts, Offsets &offsets,
 }
 
 KERNEL(moe_route_down, 512, moer_down_args) {
-    SHARED(float, partial, K_SPLIT * MAX_PAIRS * 17); /* [part][row][output column], padded against bank conflicts */
+    SHARED(float, partial, PARTIAL_WORDS); /* [part][row][output column], padded against bank conflicts */
     SHARED(int, experts, MAX_PAIRS);     /* the maps */
     SHARED(int, offsets, MAX_PAIRS + 1);
     SHARED(int, pair_row, MAX_PAIRS);
@@ -69,7 +72,7 @@ KERNEL(moe_route_down, 512, moer_down_args) {
     block_barrier();
     place next = {};
     weight_stream<X_LOADED, K_SPLIT> stream;
-    SHARED(u32, copies, stream_memory(X_LOADED, K_SPLIT, 16));
+    SHARED(u32, copies, COPY_WORDS);
     const held_activations<K_SPLIT> held = {};
     enter_item(a, experts, offsets, next, warp_index(), total);
     if (next.item < total) start_weights(stream, copies, next.rows, next.item % K_SPLIT);

@@ -40,6 +40,7 @@
 #define STAGES_THAT_FIT (COPIED_WEIGHTS ? SHARED_WORDS / (ROW_WORDS + FILL_WORDS) : (SHARED_WORDS - FILL_WORDS) / ROW_WORDS)
 #define ROW_STAGES (STAGES_THAT_FIT < 4 ? STAGES_THAT_FIT : 4)
 #define WEIGHT_STAGES (COPIED_WEIGHTS ? ROW_STAGES : 1)
+static_assert(ROW_STAGES > 0 && (ROW_STAGES * ROW_WORDS + WEIGHT_STAGES * FILL_WORDS) * 4 <= 49152, "shared memory of a block");
 
 /* Whether a scale is a number of the activations' type too: then one multiplication of a pair rounds once. */
 #if FORMAT > FORMAT_GGUF

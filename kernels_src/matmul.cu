@@ -49,6 +49,7 @@ DEVICE constexpr bool has_room(u32 turns) { return (turns + 1) * PARTIAL_SIZE + 
 constexpr u32 TURNS = WARPS == 1 || has_room(WARPS) ? WARPS : WARPS == 2 || has_room(WARPS / 2) ? WARPS / 2 : WARPS / 4;
 constexpr u32 FINISHERS = WARPS / TURNS;
 constexpr u32 SLOTS = ROW_BLOCKS == 1 ? TURNS + 1 : 2;
+static_assert(TURNS > 0 && TURNS * FINISHERS == WARPS && SLOTS < 16, "every warp takes its turn, and every slot has a barrier");
 static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <= 49152, "shared memory of a block");
 
 /* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */
@@ -189,7 +190,7 @@ DEVICE void clear_other_pairs(const moer_matmul_args &a) {
         if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);
 }
 
-/* One array of all distinct experts, in pieces that the threads share. */
+/* One array of all distinct experts, in pieces that the threads share. Together they fit L2, or there are none: so 32 bits count them. */
 DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {
     const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;
     for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {

@@ -123,13 +123,16 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inne
 }
 
 /* A step of 16 rows in shared memory, for stream.h: the low rows' 64 bytes each, the high rows', then a word or two of scales by
-   row. Scales that don't fill words are copied with what is beside them. */
+   row. Scales that don't fill words are copied with what is beside them, but nothing past the row. */
 #define STEP_SCALE_BYTES (GROUP != 0 ? SUBS * SCALE_BYTES : 0)
 #define SCALES_FILL_WORDS (SCALE_ALIGN >= 4 && STEP_SCALE_BYTES % 4 == 0)
 #define STEP_SCALE_WORDS (SCALES_FILL_WORDS || STEP_SCALE_BYTES <= SCALE_ALIGN ? (STEP_SCALE_BYTES + 3) / 4 : (STEP_SCALE_BYTES + 6) / 4)
 #define STEP_WORDS (256 + 16 * STEP_SCALE_WORDS)
 /* The steps of a warp, PARTS apart, have their scales at the same place in words. */
 #define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 ? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))
+/* They lie in the row where its first step and the distance to it say, scales_at(part) + scales_at(steps): where steps share a group,
+   the warp steps over whole groups. */
+#define STEPS_KEEP_GROUPS(parts) ((parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 ? GROUP : 1) == 0)
 #define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)
 
 /* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */
@@ -163,17 +166,22 @@ DEVICE copy_source copy_source_after(const copy_source &source, u32 rows) {
     return s;
 }
 
+/* Whether the words of scales of step part + index * PARTS are the row's to their end. The second of two may begin with the next
+   step's, which then has to be whole. */
+template <u32 PARTS>
+DEVICE bool has_whole_scales(u32 index) { return (index + 1) * PARTS + (!SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2 && NUM_GROUPS % SUBS != 0) < NUM_STEPS; }
+
 /* Copies the step that comes `steps` after the first, `part`. Where a lane takes two pieces of 8 bytes out again, rows change places in pairs,
    against bank conflicts. */
 template <class Memory>
-DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner) {
+DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner, bool whole_scales) {
     const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + (PIECES == 2 ? t ^ (g & 2) : t) * 4;
     const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)part + steps) * 64 + t * 16 < ROW_BYTES ? 16 : 0;
     copy_async_16(memory, to, s.low + steps * 64, size);
     copy_async_16(memory, to + 128, s.high + steps * 64, size);
     if (t / 2 < STEP_SCALE_WORDS) {
         u32 left = 4;
-        if (!inner && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */
+        if (!whole_scales && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */
             const u32 word = (u32)scales_at((u64)part + steps) + t / 2 * 4, skew = ((t % 2 ? s.high_scales : s.low_scales) & 3);
             const u32 end = NUM_GROUPS * SCALE_BYTES + skew;
             left = word >= end ? 0 : end - word < 4 ? end - word : 4;

@@ -53,7 +53,8 @@ template <int HOW, u32 PARTS, class Memory>
 DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {
     if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {
 #if STREAM_COPIES
-        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index));
+        static_assert(STEPS_KEEP_GROUPS(PARTS), "the scales of a warp's steps are found from the first");
+        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));
 #else
         stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));
         stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));

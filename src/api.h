@@ -643,7 +643,8 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
 MOE_ROUTE_API void moe_route_rank_range(uint32_t num_physical_experts, uint32_t num_ranks, uint32_t rank, uint32_t *first,
                                         uint32_t *count);
 
-/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch.
+/* Dispatch: ids and weights of T tokens -> what to send to each of N ranks, in one launch while T * k is at most 2048, and in two
+   beyond.
 
    A token is a row of every rank that holds an expert of it, once, in the order of tokens; a slot row is a slot that such
    a rank serves, in the order of pairs. Ids out of range, of identity and skip experts, and padding go nowhere. Each
@@ -672,6 +673,8 @@ typedef struct moe_route_dispatch_args {
     moe_route_address pair_to_row;      /* int32 [T * k]: the row of the token at the rank of the pair, for the first slot that has
                                            it; -1 for its other slots and for pairs that weren't sent */
     moe_route_address pair_to_slot_row; /* int32 [T * k]: -1 for pairs that weren't sent */
+    moe_route_address workspace;        /* needed when T * k is above 2048 */
+    size_t workspace_size;
     moe_route_stream stream;
 } moe_route_dispatch_args;
 

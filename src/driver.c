@@ -51,6 +51,7 @@ static const moer_symbol moer_driver_symbols[] = {
     {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), MOER_REQUIRED},
     {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), MOER_REQUIRED},
     {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), MOER_OPTIONAL},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", offsetof(moer_driver, cuOccupancyMaxActiveBlocksPerMultiprocessor), MOER_REQUIRED},
     {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), MOER_REQUIRED},
     {"cuMemcpyHtoDAsync_v2", offsetof(moer_driver, cuMemcpyHtoDAsync), MOER_FOR_TUNING},
     {"cuMemcpyDtoHAsync_v2", offsetof(moer_driver, cuMemcpyDtoHAsync), MOER_FOR_TUNING},

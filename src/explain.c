@@ -47,7 +47,7 @@ static moe_route_status moer_explain_sequence(const moe_route_layer *layer, moe_
         moer_sequence_combine(sequence, layer, &combine);
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_DISPATCH:
-        moer_sequence_dispatch(sequence, layer, &dispatch);
+        moer_sequence_dispatch(sequence, layer, &dispatch, w);
         return MOE_ROUTE_OK;
     case MOE_ROUTE_OPERATION_EXPERT_ROWS:
         moer_expert_rows_routing(&rows, w, &routing);
@@ -115,7 +115,7 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
     if (plan == NULL) return 0;
     for (i = 0; i < plan->num_launches; i++) {
         const moe_route_launch_info *info = &plan->launches[i];
-        length = moer_text_add(text, size, length, "%-13s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
+        length = moer_text_add(text, size, length, "%-16s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
                                (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->static_shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
                                info->variant);
     }

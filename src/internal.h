@@ -22,6 +22,7 @@
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+#define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
 #define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -88,6 +89,7 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
     MOER_CU_STREAM_NON_BLOCKING = 1,
     MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
@@ -140,6 +142,7 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuKernelGetFunction)(moer_cu_function *, moer_cu_kernel);
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
+    moer_cu_result(MOER_CUDA_CALL *cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, moer_cu_function, int, size_t);
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
     /* For tuning alone; NULL where a driver lacks them. */
     moer_cu_result(MOER_CUDA_CALL *cuMemcpyHtoDAsync)(moe_route_address, const void *, size_t, moe_route_stream);
@@ -226,6 +229,7 @@ typedef struct moer_variant {
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
+    int resident_blocks[MOER_MAX_ENTRIES]; /* of as many threads as the kernel may have, that a multiprocessor holds; 0: no device */
 } moer_variant;
 
 typedef struct moer_team moer_team;
@@ -236,7 +240,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 29 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 30 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -411,7 +415,7 @@ struct moe_route_layer {
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
-    const moer_variant *combine, *expand, *dispatch, *slots;
+    const moer_variant *combine, *expand, *dispatch, *dispatch_large, *slots;
     const moer_variant *down_slots[2];
     moer_wanted *wanted; /* while the layer is created */
     const moer_variant *variants[MOER_MAX_LAYER_VARIANTS];
@@ -424,6 +428,7 @@ typedef struct moer_workspace {
     size_t expert_offsets, block_counts;                  /* of the CPU; of more than MOER_SMALL_PAIRS pairs */
     size_t h, partial;                                    /* fused layer, and h of expert rows */
     size_t slot_rows;                                     /* expert rows: of each pair */
+    size_t dispatch_counts;                               /* of more than MOER_DISPATCH_PAIRS pairs */
     size_t scratch;                                       /* CPU */
     size_t size;
 } moer_workspace;
@@ -436,6 +441,7 @@ static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {

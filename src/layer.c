@@ -538,16 +538,19 @@ static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
     return status;
 }
 
-/* dispatch.cu; what it copies of x is what expand.cu does. */
+/* dispatch.cu, and dispatch_large.cu where the layer can meet as many pairs; what they copy of x is what expand.cu does. */
 static moe_route_status moer_layer_need_dispatch(moe_route_layer *layer) {
     char defines[MOER_DEFINES_MAX] = "";
+    moe_route_status status;
     moer_define(defines, "K", layer->router.top_k);
     moer_define(defines, "NUM_RANKS", layer->num_ranks);
     moer_define(defines, "ROW_BYTES", (unsigned long)(layer->hidden_size * moer_dtype_size(layer->dtype)));
     moer_define(defines, "UNIT", moer_expand_unit(layer));
     moer_define(defines, "WEIGHT_BYTES", (unsigned long)moer_dtype_size(layer->router.weights_dtype));
     moer_define_expert_map(defines, &layer->router);
-    return moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+    status = moer_layer_need(layer, &moer_family_dispatch, defines, &layer->dispatch);
+    if (status == MOE_ROUTE_OK && layer->max_tokens * layer->router.top_k > MOER_DISPATCH_PAIRS) status = moer_layer_need(layer, &moer_family_dispatch_large, defines, &layer->dispatch_large);
+    return status;
 }
 
 /* What follows gate_up in expert rows, with the sums of down.cu. */
@@ -638,6 +641,13 @@ static uint32_t moer_maps_blocks(uint32_t num_pairs) {
     return blocks < 128 ? blocks : 128;
 }
 
+/* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
+static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks) {
+    const uint32_t busy = 1024 / (blocks < 2 ? 2 : blocks), few = 16384 / layer->num_ranks;
+    const uint32_t shares = busy < few ? busy : few;
+    return num_tokens < shares ? num_tokens : shares;
+}
+
 /* Takes count * size bytes; *at is where they start. 0 when the sum overflows. */
 static int moer_workspace_take(moer_workspace *workspace, size_t count, size_t size, size_t *at) {
     size_t bytes;
@@ -673,6 +683,8 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
         fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
     }
     if (slots) fits &= moer_workspace_take(w, num_pairs, 4, &w->slot_rows);
+    if (!cpu && (layer->operations & MOE_ROUTE_OPERATION_DISPATCH) && num_pairs > MOER_DISPATCH_PAIRS)
+        fits &= moer_workspace_take(w, (size_t)moer_dispatch_shares(layer, num_tokens, 1) * layer->num_ranks * 2, 4, &w->dispatch_counts);
     if (cpu) fits &= moer_workspace_take(w, (size_t)2 * (layer->hidden_size > layer->intermediate_size ? layer->hidden_size : layer->intermediate_size), 4, &w->scratch);
     return fits;
 }

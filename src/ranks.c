@@ -34,11 +34,24 @@ static void moer_dispatch_args_of(moer_dispatch_args *args, const moe_route_laye
     memcpy(args->rank_begin, layer->rank_begin, sizeof layer->rank_begin);
 }
 
-static void moer_sequence_dispatch(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_dispatch_args *from) {
+static int moer_dispatch_is_large(const moe_route_layer *layer, uint32_t num_tokens) { return num_tokens * layer->router.top_k > MOER_DISPATCH_PAIRS; }
+
+static void moer_sequence_dispatch(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_dispatch_args *from, const moer_workspace *w) {
     const uint32_t units = (uint32_t)(layer->hidden_size * moer_dtype_size(layer->dtype)) / moer_expand_unit(layer);
-    const uint32_t height = from->num_tokens < 1 ? 1 : from->num_tokens < 512 ? from->num_tokens : 512;
-    moer_launch *launch = moer_sequence_add(sequence, layer->dispatch, 0, from->rows != 0 ? moer_divide_up(units, 256) : 1, height, 256);
-    moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+    const uint32_t width = from->rows != 0 ? moer_divide_up(units, 256) : 1;
+    if (moer_dispatch_is_large(layer, from->num_tokens)) {
+        const uint32_t shares = moer_dispatch_shares(layer, from->num_tokens, width);
+        uint32_t i;
+        for (i = 0; i < 2; i++) {
+            moer_launch *launch = moer_sequence_add(sequence, layer->dispatch_large, i, i == 0 ? shares : width, i == 0 ? 1 : shares, 256);
+            moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+            launch->args.dispatch.block_counts = from->workspace + w->dispatch_counts;
+        }
+    } else {
+        const uint32_t height = from->num_tokens < 1 ? 1 : from->num_tokens < 512 ? from->num_tokens : 512;
+        moer_launch *launch = moer_sequence_add(sequence, layer->dispatch, 0, width, height, 256);
+        moer_dispatch_args_of(&launch->args.dispatch, layer, from);
+    }
 }
 
 /* The sizes of the outputs, which are numbered in 31 bits. */
@@ -56,6 +69,7 @@ static moe_route_status moer_check_capacity(const moer_call *call, const moe_rou
 
 MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, const moe_route_dispatch_args *args) {
     moer_call call;
+    moer_workspace w;
     moer_sequence sequence;
     moe_route_status status;
     uint32_t alignment, weight_size;
@@ -82,6 +96,8 @@ MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, 
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "row_to_token", args->row_to_token, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_row", args->pair_to_row, 0, 4);
     if (status == MOE_ROUTE_OK) status = moer_check_address(&call, "pair_to_slot_row", args->pair_to_slot_row, 0, 4);
+    memset(&w, 0, sizeof w);
+    if (status == MOE_ROUTE_OK && moer_dispatch_is_large(layer, args->num_tokens)) status = moer_check_workspace(&call, args->num_tokens, args->workspace, args->workspace_size, &w);
     if (status != MOE_ROUTE_OK) return status;
     if (moer_is_cpu(layer)) {
         moer_dispatch_args dispatch;
@@ -90,7 +106,7 @@ MOE_ROUTE_API moe_route_status moe_route_dispatch(const moe_route_layer *layer, 
         return MOE_ROUTE_OK;
     }
     sequence.num_launches = 0;
-    moer_sequence_dispatch(&sequence, layer, args);
+    moer_sequence_dispatch(&sequence, layer, args, &w);
     return moer_sequence_launch(layer, &sequence, args->stream);
 }
 

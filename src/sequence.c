@@ -159,10 +159,16 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
     return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
 }
 
+/* Blocks of matmul.cu that a multiprocessor runs at once: what the kernel was made for, or fewer where the GPU has less shared memory. */
+static uint32_t moer_matmul_resident(const moer_variant *variant, uint32_t warps) {
+    const uint32_t wanted = moer_matmul_blocks(warps), fit = (uint32_t)variant->resident_blocks[0];
+    return fit != 0 && fit < wanted ? fit : wanted;
+}
+
 /* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
 static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
     const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
-    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_blocks(warps);
+    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_resident(variant, warps);
     moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     return launch;
@@ -175,7 +181,7 @@ static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, 
     args->next_scales = down->scales;
     args->next_bytes = down->data % 16 == 0 && data % 16 == 0 ? data : 0; /* where every expert is aligned */
     args->next_scale_bytes = down->scales % 16 == 0 && scales % 16 == 0 ? scales : 0;
-    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales));
+    args->next_experts = (uint32_t)(l2_bytes / 5 * 2 / (data + scales)); /* L2's size was an int. All that is fetched is smaller, also in pieces */
 }
 
 static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *const *variants, const moer_matrix *matrix, uint32_t num_tokens) {

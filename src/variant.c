@@ -14,13 +14,14 @@ static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
 static const moer_family moer_family_dispatch = {"dispatch", "dispatch.cu", {"moe_route_dispatch", NULL, NULL}};
+static const moer_family moer_family_dispatch_large = {"dispatch_large", "dispatch_large.cu", {"moe_route_dispatch_count", "moe_route_dispatch_scatter", NULL}};
 static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_slots", NULL, NULL}};
 
 /* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
 static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
     const moer_driver *driver = &context->driver;
     moer_cu_result result;
-    int i;
+    int i, threads = 0;
     *call = "cuLibraryLoadData";
     result = driver->cuLibraryLoadData(&variant->library, code->data, NULL, NULL, 0, NULL, NULL, 0);
     if (result != 0) {
@@ -42,6 +43,10 @@ static moer_cu_result moer_variant_load_current(moe_route_context *context, moer
         }
         *call = "cuFuncGetAttribute";
         result = driver->cuFuncGetAttribute(&variant->static_shared_bytes[i], MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, variant->functions[i]);
+        if (result == 0) result = driver->cuFuncGetAttribute(&threads, MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, variant->functions[i]);
+        if (result != 0) break;
+        *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&variant->resident_blocks[i], variant->functions[i], threads, 0);
     }
     if (result != 0) {
         driver->cuLibraryUnload(variant->library);

@@ -57,7 +57,10 @@ CHECK((int)CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE == (int)MOER_CU_DEVICE_ATTRIBUTE_L2
 CHECK((int)CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT == (int)MOER_CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 CHECK((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == (int)MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 CHECK((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == (int)MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+CHECK((int)CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK == (int)MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
 CHECK((int)CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == (int)MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+CHECK((int)CU_STREAM_NON_BLOCKING == (int)MOER_CU_STREAM_NON_BLOCKING);
+CHECK((int)CU_STREAM_CAPTURE_MODE_THREAD_LOCAL == (int)MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 CHECK((int)CU_STREAM_CAPTURE_MODE_RELAXED == (int)MOER_CU_STREAM_CAPTURE_MODE_RELAXED);
 CHECK((int)CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ==
       (int)MOER_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
@@ -70,7 +73,10 @@ CHECK((int)NVRTC_ERROR_BUILTIN_OPERATION_FAILURE == MOER_NVRTC_ERROR_BUILTIN_OPE
     X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) \
     X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuThreadExchangeStreamCaptureMode) \
     X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction) X(cuFuncGetAttribute) \
-    X(cuFuncLoad) X(cuLaunchKernelEx)
+    X(cuFuncLoad) X(cuOccupancyMaxActiveBlocksPerMultiprocessor) X(cuLaunchKernelEx) X(cuMemcpyHtoDAsync) \
+    X(cuMemcpyDtoHAsync) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
+    X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy) X(cuEventCreate) X(cuEventDestroy) \
+    X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime)
 #define EACH_NVRTC_FUNCTION(X) \
     X(nvrtcVersion) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetSupportedArchs) \
     X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcCompileProgram) X(nvrtcGetProgramLogSize) \
@@ -130,6 +136,7 @@ EACH_NVRTC_FUNCTION(SAME_NVRTC_SIGNATURE)
 /* The field of `offset` must be looked up by the name that cuda.h gives the function. */
 static int check_name(const char *name, size_t offset) {
     size_t i;
+    if (strcmp(name, "cuEventElapsedTime_v2") == 0) name = "cuEventElapsedTime"; /* with the same parameters; all drivers have it */
     for (i = 0; i < sizeof moer_driver_symbols / sizeof moer_driver_symbols[0]; i++) {
         if (moer_driver_symbols[i].offset != offset) continue;
         if (strcmp(moer_driver_symbols[i].name, name) == 0) return 0;

@@ -208,7 +208,7 @@ static const char *test_device_conversions(void) {
 /* ---- collectives, fragments, shared memory ---- */
 static const char *test_collectives(void) {
     void *function = sample("collectives");
-    uint32_t in[64], out[11 * 64];
+    uint32_t in[64], out[9 * 64];
     struct {
         address in, out;
     } arguments = {device_alloc(sizeof in), device_alloc(sizeof out)};
@@ -220,8 +220,7 @@ static const char *test_collectives(void) {
         for (unsigned i = 0; i < 64; i++) {
             const uint32_t *warp = in + i / 32 * 32;
             const unsigned lane = i % 32;
-            uint32_t expected[11] = {0, 0xffffffffu, 0, 0, warp[(lane * 7 + 3) % 32], warp[lane ^ 5], lane < 3 ? warp[lane] : warp[lane - 3], 0, 0,
-                                     warp[lane < 29 ? lane + 3 : lane], i < 32 ? 2 + 8 : 1};
+            uint32_t expected[9] = {0, 0xffffffffu, 0, 0, warp[(lane * 7 + 3) % 32], warp[lane ^ 5], lane < 3 ? warp[lane] : warp[lane - 3], 0, 0};
             for (unsigned j = 0; j < 32; j++) {
                 if (warp[j] > expected[0]) expected[0] = warp[j];
                 if (warp[j] < expected[1]) expected[1] = warp[j];
@@ -230,7 +229,7 @@ static const char *test_collectives(void) {
                 expected[7] += in[i] >> j & 1;
             }
             expected[8] = (in[i] & 0xffu) | 0x07u << 8 | (in[i] >> 8 & 0xffu) << 16 | 0x06u << 24;
-            for (unsigned c = 0; c < 11; c++)
+            for (unsigned c = 0; c < 9; c++)
                 if (out[c * 64 + i] != expected[c]) return text("result %u of thread %u is %08x, not %08x", c, i, out[c * 64 + i], expected[c]);
         }
     }
@@ -273,7 +272,7 @@ static const char *test_matrix(void) {
 
 static const char *test_shared(void) {
     void *function = sample("shared");
-    int in[64], out[64], bytes = 0, limit = 0;
+    int in[64], out[64], bytes = 0, limit = 0, blocks = 0;
     struct {
         address in, out;
     } arguments = {device_alloc(sizeof in), device_alloc(sizeof out)};
@@ -291,6 +290,9 @@ static const char *test_shared(void) {
     }
     if (cuFuncGetAttribute(&bytes, 1, function) || bytes != 256 + 256 + 512 + 16 + 128) return text("%d bytes of shared memory", bytes);
     if (cuFuncGetAttribute(&limit, 0, function) || limit != 64) return text("%d threads at most", limit);
+    if (cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 64, 0) || blocks != 32) return text("%d blocks at once", blocks);
+    if (cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 64, 49152) || blocks != 4) return text("%d large blocks at once", blocks);
+    if (!cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 96, 0)) return "blocks larger than the kernel's are counted";
     cuMemFree_v2(arguments.in);
     cuMemFree_v2(arguments.out);
     return NULL;
@@ -320,25 +322,25 @@ static const char *test_named_barriers(void) {
     return NULL;
 }
 
-/* Every thread takes a number from the counter of its block and one from that of all blocks. */
+/* Every thread takes a number from the counter of its block, and adds to that of all blocks. */
 static const char *test_atomics(void) {
     void *function = sample("atomics");
-    int count, out[2][192];
+    long long count;
+    int out[192];
     struct {
         address count, out;
     } arguments = {device_alloc(sizeof count), device_alloc(sizeof out)};
     for (unsigned long long seed = 1; seed <= 20; seed++) {
-        int taken[2][192] = {{0}};
+        int taken[192] = {0};
         moer_emulation_set_seed(seed);
         cuMemsetD8_v2(arguments.count, 0, sizeof count);
         if (launch(function, 3, 64, &arguments, NULL, 0) || cuMemcpyDtoH_v2(out, arguments.out, sizeof out) ||
             cuMemcpyDtoH_v2(&count, arguments.count, sizeof count))
             return text("seed %llu: launch failed: %s", seed, moer_emulation_last_error());
-        if (count != 2 * 192) return text("seed %llu: the count is %d", seed, count);
+        if (count != 192 * (3ll << 31)) return text("seed %llu: the count is %lld", seed, count);
         for (int i = 0; i < 192; i++) {
-            const int global = out[0][i], shared = out[1][i];
-            if (global < 0 || global % 2 || global / 2 >= 192 || taken[0][global / 2]++) return text("seed %llu: out[%d] is %d", seed, i, global);
-            if (shared < 0 || shared >= 64 || taken[1][i / 64 * 64 + shared]++) return text("seed %llu: shared: out[%d] is %d", seed, i, shared);
+            const int number = out[i];
+            if (number < 0 || number >= 64 || taken[i / 64 * 64 + number]++) return text("seed %llu: out[%d] is %d", seed, i, number);
         }
     }
     cuMemFree_v2(arguments.count);

@@ -399,9 +399,24 @@ done
 # ---- check ----
 runs check_without_a_gpu 3 "$sanitized" check
 says check_tells_that_no_gpu_was_there "PASS WITHOUT A GPU"
+says check_tells_its_usual_seed "inputs: --seed 0"
 runs check_json 3 "$program" check --json --seed 5
 is_json check_json_is_sound "$work/out"
 holds check_json_tells_the_result value "$work/out" result '"pass without a GPU"'
+holds check_json_tells_the_seed value "$work/out" seed 5
+# the seed of a report draws its inputs again: the same errors, and others from another seed
+without_times() { sed 's/ *[0-9.]* s$//' "$work/out" >"$work/$1"; }
+runs check_of_a_seed 3 "$program" check cpu.layer.int4 --seed 7
+without_times seed_7
+says check_tells_its_seed "inputs: --seed 7" seed_7
+runs check_of_a_seed_again 3 "$program" check cpu.layer.int4 --seed "$(sed -n 's/^inputs: --seed //p' "$work/seed_7")"
+without_times again
+if cmp -s "$work/seed_7" "$work/again"; then pass check_repeats_a_report; else fail check_repeats_a_report "$(diff "$work/seed_7" "$work/again")"; fi
+runs check_of_a_test_seed 3 env TEST_SEED=3 "$program" check cpu.layer.int4/64.f16 --seed 7
+says check_tells_the_test_seed "inputs: --seed 7 and TEST_SEED=3"
+runs check_of_another_seed 3 "$program" check cpu.layer.int4 --seed 8
+without_times seed_8
+if diff "$work/seed_7" "$work/seed_8" | grep -q "^> ok.*error"; then pass check_of_another_seed_draws_others; else fail check_of_another_seed_draws_others "the errors are the same"; fi
 runs check_list 0 "$program" check --list
 says check_lists_layers "gpu.layer.int4/64.f16"
 

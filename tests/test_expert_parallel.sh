@@ -52,6 +52,7 @@ good replicas 2 $small --ranks 3 --layer trained --tokens 6 --steps 3 --replicas
 good skewed_tokens 2 $small --ranks 4 --layer synthetic --tokens 4 --steps 2 --skew
 good skewed_to_one_rank 1 $small --ranks 3 --layer synthetic --tokens 4 --steps 2 --skew --rank-experts 250,6,0 --rows f32
 good more_than_512_pairs 1 $small --ranks 2 --layer trained --tokens 80 --steps 1 --rows f32 --sizes exact
+good more_pairs_than_one_launch_dispatches 1 $small --ranks 2 --layer synthetic --tokens 260 --steps 1 --rows f32 --sizes exact
 
 make ranks RANKS="$small --layer trained --tokens 4 --steps 1 --rows f32" >"$work/out" 2>&1
 if [ $? -eq 0 ] && grep -q '^2 ranks' "$work/out"; then pass make_ranks; else fail make_ranks "it failed"; fi

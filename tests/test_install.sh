@@ -1,6 +1,7 @@
 #!/bin/sh
 # test_install.sh: installs into a temporary folder, and builds a program in C and in C++ against it as users do: by pkg-config,
-# by CMake's find_package with the header alone and with the compiled library, and by FetchContent from the source tree. Prints
+# by CMake's find_package with the header alone and with the compiled library, by FetchContent from the source tree, and with the
+# shared library. Prints
 # PASS, FAIL and SKIP lines; run from the repository root.
 set -u
 root=$(pwd)
@@ -22,7 +23,7 @@ check() {
 have() { command -v "$1" >/dev/null 2>&1; }
 
 # ---- the files ----
-installed() { find "$1" -type f | sed "s|^$1/||" | sort; }
+installed() { find "$1" ! -type d | sed "s|^$1/||" | sort; }
 expected="include/moe_route.h
 share/moe_route/copyright
 share/moe_route/moe_route-config-version.cmake
@@ -39,11 +40,33 @@ check make_install_places_its_files places_files
 removes_files() { make -s uninstall DESTDIR="$work/stage" PREFIX=/opt/moe && test -z "$(installed "$work/stage")"; }
 check make_uninstall_removes_them removes_files
 
+# ---- the shared library ----
+version=$(sed -n 's/^#define MOE_ROUTE_VERSION "\(.*\)"/\1/p' moe_route.h)
+soname=libmoe_route.so.${version%.*}
+places_library() {
+    make -s install-lib DESTDIR="$work/stage" PREFIX=/opt/moe LIBDIR=/opt/moe/lib64 && test "$(installed "$work/stage/opt/moe")" = "$(echo "$expected
+lib64/libmoe_route.so
+lib64/$soname
+lib64/libmoe_route.so.$version" | sort)" && test -f "$work/stage/opt/moe/lib64/libmoe_route.so" -a ! -L "$work/stage/opt/moe/lib64/libmoe_route.so.$version" &&
+        mv "$work/stage/opt/moe" "$work/shared" # links that name no folder survive it
+}
+check make_install_lib_places_the_library places_library
+links_with_library() { # linked by the plain name, it is found by its soname
+    ${CC:-cc} -Wall -Wextra -Werror -I"$work/shared/include" tests/programs/uses_package.c -L"$work/shared/lib64" -lmoe_route -o "$work/linked" || return 1
+    rm "$work/shared/lib64/libmoe_route.so"
+    test "$(LD_LIBRARY_PATH="$work/shared/lib64" "$work/linked")" = "moe_route $version"
+}
+check program_runs_with_the_installed_library links_with_library
+removes_library() {
+    make -s install-lib DESTDIR="$work/stage" PREFIX=/opt/moe && test -L "$work/stage/opt/moe/lib/$soname" &&
+        make -s uninstall DESTDIR="$work/stage" PREFIX=/opt/moe && test -z "$(installed "$work/stage")"
+}
+check make_uninstall_removes_the_library removes_library
+
 # ---- pkg-config ----
 header_only() { printf '#define MOE_ROUTE_IMPLEMENTATION\n#include "moe_route.h"\n' | cat - "$root/tests/programs/uses_package.c" >"$1"; }
 header_only "$work/program.c"
 header_only "$work/program.cpp"
-version=$(sed -n 's/^#define MOE_ROUTE_VERSION "\(.*\)"/\1/p' moe_route.h)
 by_pkg_config() {
     export PKG_CONFIG_PATH="$work/usr/share/pkgconfig"
     test "$(pkg-config --modversion moe_route)" = "$version" &&

@@ -596,6 +596,57 @@ TEST(layer_runs_on_several_streams) {
 
 /* ---- explaining ---- */
 
+/* However many multiprocessors there are, and blocks of the matmuls on each: every bit stays, and the plan tells the launched grid. */
+TEST(grids_do_not_change_a_result) {
+    static const int cases[] = {0, 6, 3, 18};
+    static const uint32_t multiprocessors[] = {1, 3, 1000, 7};
+    const uint32_t own = device.context->num_multiprocessors;
+    uint32_t i, n;
+    if (device.kind == MOE_ROUTE_DEVICE_CPU) SKIP("the CPU backend has no grids");
+    for (i = 0; i < 4; i++) {
+        model_spec spec = layer_cases[cases[i]].spec;
+        model m;
+        model_input input;
+        model_output expected, output;
+        moe_route_plan plan;
+        test_random random;
+        float *logits;
+        void *x;
+        random_seed(&random, 810 + i);
+        spec.max_tokens = 16;
+        spec.operations = MOE_ROUTE_OPERATION_LAYER;
+        spec.fused_combine = i % 2 ? MOE_ROUTE_OFF : MOE_ROUTE_ON; /* OFF: the down matmul has such a grid, too */
+        if (i == 1) spec.hidden_size = 1024;                       /* blocks of several warps */
+        model_create(&device, &spec, 820 + i, &m);
+        REQUIRE(m.layer, "no layer");
+        model_random_input(&random, &spec, 16, &input, &logits, &x);
+        CHECK(model_run(&device, &m, &input, &expected) == MOE_ROUTE_OK, "%s", device_message(&device));
+        for (n = 0; n < 4; n++) {
+            moer_variant *variant = (moer_variant *)(uintptr_t)m.layer->gate_up_activated[0];
+            const uint32_t warps = moer_layer_matmul_warps(&m.layer->gate_up), made_for = moer_matmul_blocks(warps), distinct = moer_layer_max_distinct(m.layer, 16);
+            const uint32_t tiles = (m.layer->gate_up.rows + 15) / 16 * distinct;
+            const int resident = variant->resident_blocks[0];
+            uint32_t blocks = n % 2 ? 1 : (uint32_t)resident < made_for ? (uint32_t)resident : made_for;
+            CHECK(resident > 0 && (uint64_t)resident * ((uint64_t)variant->static_shared_bytes[0] + 1024) <= 262144, "%d blocks of %d bytes at once", resident, variant->static_shared_bytes[0]);
+            device.context->num_multiprocessors = multiprocessors[n];
+            if (n % 2) variant->resident_blocks[0] = 1; /* as where shared memory has no room for more */
+            blocks *= multiprocessors[n];
+            if (blocks > tiles) blocks = tiles;
+            CHECK(moe_route_layer_explain(m.layer, MOE_ROUTE_OPERATION_LAYER, 16, &plan) == MOE_ROUTE_OK && plan.launches[1].grid[0] == blocks, "case %d: %u blocks on %u multiprocessors, not %u", cases[i],
+                  plan.launches[1].grid[0], multiprocessors[n], blocks);
+            CHECK(model_run(&device, &m, &input, &output) == MOE_ROUTE_OK, "%s", device_message(&device));
+            CHECK_BYTES(output.y, expected.y, 16 * (size_t)spec.hidden_size * model_dtype_size(spec.dtype), "y by another grid");
+            model_output_free(&output);
+            variant->resident_blocks[0] = resident;
+            device.context->num_multiprocessors = own;
+        }
+        model_output_free(&expected);
+        free(logits);
+        free(x);
+        model_destroy(&device, &m);
+    }
+}
+
 TEST(layer_explains_its_launches) {
     model_spec spec = layer_cases[0].spec;
     model m;
@@ -649,6 +700,7 @@ int main(int argc, char **argv) {
     RUN(expand_and_combine_match_their_definition);
     RUN(layer_replays_in_a_graph);
     RUN(layer_runs_on_several_streams);
+    RUN(grids_do_not_change_a_result);
     RUN(layer_explains_its_launches);
     device_close(&device);
     return test_end();

@@ -142,8 +142,12 @@ static void send_tokens(const split *s, uint32_t capacity, sender *from) {
     const size_t rows = capacity ? (size_t)capacity * s->num_ranks : pairs;
     device_buffer counts = device_create(&device, s->num_ranks * 8), offsets = device_create(&device, s->num_ranks * 8 + 8);
     device_buffer packed = device_create_aligned(&device, rows * row, 16), ids = device_create(&device, rows * spec->top_k * 4), weights = device_create(&device, rows * spec->top_k * 4);
+    device_buffer workspace;
     moe_route_route_args route;
     moe_route_dispatch_args args;
+    size_t size = 0;
+    CHECK(moe_route_layer_workspace_size(s->front[0], from->num_tokens, &size) == MOE_ROUTE_OK, "%s", device_message(&device));
+    workspace = device_create_workspace(&device, size);
     from->x = device_create_aligned(&device, from->num_tokens * row, 16);
     device_upload(&device, &from->x, from->input->x, from->num_tokens * row);
     from->logits = device_create_from(&device, from->input->logits, (size_t)from->num_tokens * spec->num_experts * 4);
@@ -171,6 +175,8 @@ static void send_tokens(const split *s, uint32_t capacity, sender *from) {
     args.row_weights = weights.address;
     args.pair_to_row = from->pair_to_row.address;
     args.pair_to_slot_row = from->pair_to_slot_row.address;
+    args.workspace = workspace.address;
+    args.workspace_size = size;
     args.stream = device.stream;
     CHECK(moe_route_dispatch(s->front[0], &args) == MOE_ROUTE_OK, "%s", device_message(&device));
     device_synchronize(&device);
@@ -187,6 +193,7 @@ static void send_tokens(const split *s, uint32_t capacity, sender *from) {
     device_destroy(&device, &packed);
     device_destroy(&device, &ids);
     device_destroy(&device, &weights);
+    device_destroy(&device, &workspace);
 }
 
 /* What rank `to` computes of all that was sent to it, and its return. */
@@ -367,7 +374,6 @@ static double largest_difference(const model *m, const void *a, const void *b, u
 }
 
 static void run_ranks_case(const ranks_case *c, uint64_t seed) {
-    const uint32_t capacity_tokens = 90;
     model_spec spec = c->spec;
     model whole;
     model_input input;
@@ -381,7 +387,7 @@ static void run_ranks_case(const ranks_case *c, uint64_t seed) {
         total += c->tokens[r];
         most = c->tokens[r] > most ? c->tokens[r] : most;
     }
-    max_tokens = most <= 16 ? 16 : capacity_tokens;
+    max_tokens = most <= 16 ? 16 : most;
     spec.max_tokens = c->max_tokens;
     spec.operations = MOE_ROUTE_OPERATION_LAYER;
     model_create(&device, &spec, seed, &whole);

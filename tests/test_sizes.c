@@ -406,6 +406,22 @@ static void check_layer(const sized_format *format, uint32_t which, uint32_t num
 }
 
 /* The numbers of experts turned over against sizes of both matrices; and a token of a batch has the bits that it has alone. */
+/* Arrays of scales that end with their memory, and not at a word, in kernels that copy them by words: nothing is read past them. In
+   each the step before the last has its scales in two words, of which the second may be the end of the array. */
+TEST(scales_may_end_with_their_memory) {
+    static const struct {
+        moe_route_format format;
+        uint32_t which, group_size, inner[2]; /* choices without zero points; a row has an odd number of groups */
+    } cases[] = {{MOE_ROUTE_FORMAT_INT4, 3, 64, {192, 2240}}, {MOE_ROUTE_FORMAT_INT8, 15, 32, {96, 1120}}, {MOE_ROUTE_FORMAT_MXFP4, 3, 32, {160, 2208}}};
+    uint32_t i, j, f;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (j = 0; j < 2; j++) { /* one warp, and several that share a row */
+            for (f = 0; formats[f].format != cases[i].format; f++) {}
+            check_matmul(&formats[f], cases[i].which, 1, 33, cases[i].inner[j]);
+            check_matmul(&formats[f], cases[i].which, 3, 35, cases[i].inner[j]);
+        }
+}
+
 TEST(layers_of_every_number_of_experts) {
     uint32_t f, i;
     for (f = 0; f < NUM_FORMATS; f++) {
@@ -425,6 +441,7 @@ int main(int argc, char **argv) {
     if (!safetensors_open(&blocks_file, "tests/data/gguf.safetensors")) device_die(blocks_file.error);
     device_open_wanted(&device);
     RUN(matmuls_of_every_size);
+    RUN(scales_may_end_with_their_memory);
     RUN(layers_of_every_number_of_experts);
     device_close(&device);
     safetensors_close(&blocks_file);

@@ -602,10 +602,11 @@ TEST(tiles_can_be_fixed) {
         void *x;
         char text[32];
         spec.max_tokens = 16;
-        spec.grouped_rows = rows[i];
         random_seed(&random, 31);
         model_create(&device, &spec, 32, &m);
-        REQUIRE(m.layer, "no layer");
+        moe_route_layer_destroy(m.layer);
+        m.desc.grouped_rows = rows[i];
+        REQUIRE(moe_route_layer_create(device.context, &m.desc, &m.layer) == MOE_ROUTE_OK, "%s", device_message(&device));
         model_random_input(&random, &spec, 16, &input, &logits, &x);
         CHECK(model_run(&device, &m, &input, &outputs[i]) == MOE_ROUTE_OK, "%s", device_message(&device));
         CHECK(moe_route_layer_explain(m.layer, MOE_ROUTE_OPERATION_LAYER, 16, &plan) == MOE_ROUTE_OK, "%s", device_message(&device));

@@ -211,12 +211,14 @@ static int engine_make_layers(engine *e) {
 static int engine_make_memory(engine *e) {
     const workload *w = e->desc.work;
     const size_t n = (size_t)e->mesh->num_ranks, t = e->desc.num_tokens, k = w->top_k, rows = n * t, back_rows = e->desc.way == WAY_SUMS ? rows : rows * k;
-    size_t workspace = 0, shared = 0, i;
+    size_t front = 0, workspace = 0, shared = 0, i;
     int32_t *zeros = (int32_t *)calloc(t, sizeof *zeros);
     float *ones = (float *)malloc(t * sizeof *ones);
     int result = zeros && ones ? 0 : engine_fail(e, "memory", "there is none left");
     for (i = 0; i < t && !result; i++) ones[i] = 1.0f;
+    if (!result) result = engine_check(e, "workspace", moe_route_layer_workspace_size(e->front, (uint32_t)t, &front));
     if (!result && e->experts) result = engine_check(e, "workspace", moe_route_layer_workspace_size(e->experts, (uint32_t)rows, &workspace));
+    if (workspace < front) workspace = front; /* in one stream they take turns */
     if (!result && e->shared) result = engine_check(e, "workspace", moe_route_layer_workspace_size(e->shared, (uint32_t)t, &shared));
     result = result || engine_allocate_from(e, LOGITS, w->logits, (size_t)w->num_tokens * w->num_experts * sizeof *w->logits);
     result = result || engine_allocate_from(e, X, w->x, w->num_tokens * e->row_size);
@@ -310,6 +312,8 @@ static int engine_route(engine *e, uint32_t first_token) {
     } else {
         dispatch.pair_to_slot_row = e->memory[PAIR_TO_SLOT_ROW].address;
     }
+    dispatch.workspace = e->memory[WORKSPACE].address; /* for steps of more than 2048 pairs */
+    dispatch.workspace_size = e->memory[WORKSPACE].size;
     dispatch.stream = e->stream;
     return engine_check(e, "dispatch", moe_route_dispatch(e->front, &dispatch));
 }

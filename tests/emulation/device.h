@@ -63,8 +63,6 @@ EMULATION_INLINE void let_next_kernel_start() { emulation->let_next_kernel_start
 EMULATION_INLINE u32 warp_max(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MAX, v, 0, file, line); }
 EMULATION_INLINE u32 warp_min(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MIN, v, 0, file, line); }
 EMULATION_INLINE u32 warp_ballot(bool p, EMULATION_PLACE) { return emulation->collective(EMULATION_BALLOT, p, 0, file, line); }
-EMULATION_INLINE bool warp_any(bool p, EMULATION_PLACE) { return emulation->collective(EMULATION_ANY, p, 0, file, line) != 0; }
-EMULATION_INLINE bool warp_all(bool p, EMULATION_PLACE) { return emulation->collective(EMULATION_ALL, p, 0, file, line) != 0; }
 EMULATION_INLINE u32 warp_match(u32 v, EMULATION_PLACE) { return emulation->collective(EMULATION_MATCH, v, 0, file, line); }
 EMULATION_INLINE u32 warp_shuffle(u32 v, u32 lane, EMULATION_PLACE) {
     return emulation->collective(EMULATION_SHUFFLE, v, lane, file, line);
@@ -74,9 +72,6 @@ EMULATION_INLINE u32 warp_shuffle_xor(u32 v, u32 mask, EMULATION_PLACE) {
 }
 EMULATION_INLINE u32 warp_shuffle_up(u32 v, u32 delta, EMULATION_PLACE) {
     return emulation->collective(EMULATION_SHUFFLE_UP, v, delta, file, line);
-}
-EMULATION_INLINE u32 warp_shuffle_down(u32 v, u32 delta, EMULATION_PLACE) {
-    return emulation->collective(EMULATION_SHUFFLE_DOWN, v, delta, file, line);
 }
 
 /* ---- bits ---- */
@@ -167,12 +162,6 @@ EMULATION_INLINE void emulation_store(void *p, T value, const char *file, int li
     *(T *)p = value;
 }
 EMULATION_INLINE void store_16(void *p, u32x4 value, EMULATION_PLACE) { emulation_store(p, value, file, line); }
-EMULATION_INLINE int global_atomic_add(int *p, int value, EMULATION_PLACE) {
-    emulation->global_access(p, sizeof *p, file, line);
-    const int before = *p;
-    *p = (int)((u32)before + (u32)value);
-    return before;
-}
 EMULATION_INLINE void global_atomic_add_64(long long *p, long long value, EMULATION_PLACE) {
     emulation->global_access(p, sizeof *p, file, line);
     *p = (long long)((u64)*p + (u64)value);

@@ -20,8 +20,8 @@ emulation-test: $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
 	$(EMULATION_ENVIRONMENT) $(EMULATION)/emulation_test
 	$(EMULATION_ENVIRONMENT) $(EMULATION)/emulation_faults
 
-$(EMULATION)/libcuda.so.1: $(EMULATION_SOURCES)/driver.c $(EMULATION_SOURCES)/machine.c $(EMULATION_SOURCES)/launch.h \
-		$(EMULATION_SOURCES)/machine.h $(EMULATION_SOURCES)/numbers.h $(EMULATION_SOURCES)/emulation.mk
+$(EMULATION)/libcuda.so.1: $(patsubst %,$(EMULATION_SOURCES)/%,driver.c memory.c streams.c modules.c machine.c driver.h launch.h \
+		machine.h numbers.h emulation.mk)
 	@mkdir -p $(@D)
 	$(CC) $(EMULATION_CFLAGS) $(SANITIZE) -shared -Wl,-soname,libcuda.so.1 -o $@ $(filter %.c,$^) -ldl -lpthread
 

@@ -66,6 +66,7 @@ typedef struct launch_config {
     X(int, cuKernelGetFunction, (void **, void *))                                                                   \
     X(int, cuFuncGetAttribute, (int *, int, void *))                                                                 \
     X(int, cuFuncLoad, (void *))                                                                                     \
+    X(int, cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, void *, int, size_t))                                \
     X(int, cuLaunchKernelEx, (const launch_config *, void *, void **, void **))                                      \
     X(unsigned, moer_emulation_errors, (void))                                                                       \
     X(const char *, moer_emulation_last_error, (void))                                                               \

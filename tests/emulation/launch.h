@@ -1,5 +1,5 @@
 /*
-  launch.h: what the machine (machine.c) offers to the emulated driver (driver.c): running one launch, and the record of
+  launch.h: what the machine (machine.c) offers to the emulated driver (modules.c): running one launch, and the record of
   errors.
 */
 #ifndef EMULATION_LAUNCH_H

@@ -1,6 +1,7 @@
 /*
   machine.c: the machine that kernels run on: the threads of a block as fibers of one host thread, warp collectives,
-  barriers, asynchronous copies, and the checks on shared memory. Memory, streams and launches belong in driver.c.
+  barriers, asynchronous copies, and the checks on shared memory. Memory, streams and launches belong to the driver: memory.c,
+  streams.c, modules.c.
 
   A fiber runs until it meets a collective or a barrier, or until it is preempted at some access to memory. The next one is
   drawn at random from those that can run. As every wait is known to the machine, a thread that waits for something that
@@ -250,10 +251,8 @@ __attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *for
 }
 
 static const char *operation_name(int operation) {
-    static const char *const names[] = {"warp_max",   "warp_min",     "warp_ballot",      "warp_any",
-                                        "warp_all",   "warp_match",   "warp_shuffle",     "warp_shuffle_xor",
-                                        "warp_shuffle_up", "warp_shuffle_down", "warp_barrier", "matrix_multiply_f16",
-                                        "matrix_multiply_bf16"};
+    static const char *const names[] = {"warp_max",         "warp_min",        "warp_ballot",  "warp_match",          "warp_shuffle",
+                                        "warp_shuffle_xor", "warp_shuffle_up", "warp_barrier", "matrix_multiply_f16", "matrix_multiply_bf16"};
     return names[operation];
 }
 
@@ -316,8 +315,6 @@ static void complete_collective(thread *lanes, warp *w) {
         case EMULATION_MAX: t->result = most; continue;
         case EMULATION_MIN: t->result = least; continue;
         case EMULATION_BALLOT: t->result = all; continue;
-        case EMULATION_ANY: t->result = all != 0; continue;
-        case EMULATION_ALL: t->result = all == 0xffffffffu; continue;
         case EMULATION_MATCH:
             t->result = 0;
             for (unsigned j = 0; j < 32; j++)
@@ -326,7 +323,6 @@ static void complete_collective(thread *lanes, warp *w) {
         case EMULATION_SHUFFLE: source = t->argument & 31; break;
         case EMULATION_SHUFFLE_XOR: source = (i ^ t->argument) & 31; break;
         case EMULATION_SHUFFLE_UP: source = t->argument <= i ? i - t->argument : i; break;
-        case EMULATION_SHUFFLE_DOWN: source = t->argument < 32 - i ? i + t->argument : i; break;
         default: continue;
         }
         t->result = lanes[source].value;

@@ -171,6 +171,7 @@ static const dispatch_case dispatch_cases[] = {
     {256, 8, 520, 0, 0, 8, MOE_ROUTE_BF16, MOE_ROUTE_F32, {0}, 0, 0},
     {70, 64, 24, 0, 0, 5, MOE_ROUTE_F16, MOE_ROUTE_F32, {0}, 0, 0},
     {64, 1, 32, 2, 80, 4, MOE_ROUTE_F32, MOE_ROUTE_F32, {0}, 0, 0},
+    {300, 9, 8, 0, 0, 200, MOE_ROUTE_BF16, MOE_ROUTE_F32, {0}, 0, 1}, /* more ranks than half a block has threads */
 };
 
 /* A model whose experts are spread, against one device that has all. */
@@ -197,6 +198,7 @@ static const ranks_case ranks_cases[] = {
     {INT4_SPEC, 2, 0, {0}, {90, 50}, 16, 1, 1}, /* more than 512 pairs */
     {{12, 4, 64, 96, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_BF16, CHOICES(1, 0)}, 3, 3, {0}, {4, 5, 2}, 16, 0, 0},
     {{12, 4, 64, 96, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_F16, 0, MOE_ROUTE_DTYPE_DEFAULT, 1, MOE_ROUTE_DTYPE_DEFAULT, CHOICES(0, 4)}, 2, 6, {0}, {8, 8}, 16, 0, 1}, /* more physical experts than E */
+    {{8, 4, 32, 16, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_BF16, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_DTYPE_DEFAULT, REST}, 3, 2, {3, 0, 7}, {523, 17, 0}, 16, 1, 1}, /* more pairs than one launch dispatches */
     {{10, 5, 65, 31, MOE_ROUTE_F32, MOE_ROUTE_FORMAT_F32, 0, MOE_ROUTE_DTYPE_DEFAULT, 0, MOE_ROUTE_F32, REST}, 4, 0, {0}, {2, 3, 1, 2}, 16, 0, 0},
 };
 

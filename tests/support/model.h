@@ -29,7 +29,6 @@ typedef struct model_spec {
     uint32_t first_expert, num_local; /* num_local 0: all */
     uint32_t max_tokens, operations;
     moe_route_switch dependent_launch, fused_combine;
-    uint32_t grouped_rows;
     moe_route_codes codes;
     int zero_points;     /* 1: given */
     uint32_t group_rows; /* 0: 1 */
@@ -84,7 +83,6 @@ TEST_FUNCTION void model_describe(const model_spec *spec, moe_route_layer_desc *
     desc->operations = spec->operations;
     desc->dependent_launch = spec->dependent_launch;
     desc->fused_combine = spec->fused_combine;
-    desc->grouped_rows = spec->grouped_rows;
     for (i = 0; i < 2; i++) {
         weights[i]->format = spec->format;
         weights[i]->scales_dtype = spec->scales_dtype;

@@ -33,7 +33,7 @@ static struct check_options {
 static const option check_options[] = {
     OPT_TITLE("Options"),
     OPT_FLAG("--list", "list the checks", &check_wanted.list),
-    OPT_COUNT("--seed", "N", "other random inputs", &check_wanted.seed, 0, 1e9),
+    OPT_COUNT("--seed", "N", "other random inputs, the same for equal N; 0 without it. The report names it", &check_wanted.seed, 0, 1e9),
     OPT_TEXT("--cache-dir", "DIR", "read and keep compiled kernels there; without it all are compiled anew and nothing is kept",
              &check_wanted.cache_dir),
     OPT_TEXT("--nvrtc", "PATH", "NVRTC's library or folder; without it, it is looked for", &check_wanted.nvrtc),
@@ -47,7 +47,7 @@ static const options check_command = {
     .about = "Checks this GPU (device 0; CUDA_VISIBLE_DEVICES chooses another) against the library's CPU backend, and the CPU "
              "backend against a plain computation in f64, with random inputs: routers, maps, layers in every format, captured "
              "graphs, and that equal inputs give equal bits. With names, only the checks whose names contain one of them. Put "
-             "the whole output into a bug report.",
+             "the whole output into a bug report, in the project's issue tracker.",
     .tables = {check_options},
     .rest = &check_wanted.names,
     .rest_name = "the names of checks",
@@ -158,6 +158,7 @@ static const char *check_system(void) {
 }
 
 static void check_print_head(void) {
+    const char *test_seed = getenv("TEST_SEED"); /* the tests' own, which their random numbers heed here, too */
     printf("moe_route %s, kernels %.12s; %s\n", MOE_ROUTE_VERSION, moer_sources_digest, check_system());
     if (check.has_gpu) {
         printf("GPU 0: %s, sm_%u, %u multiprocessors; driver CUDA %s%s%s", check.info.name, (unsigned)check.info.target,
@@ -168,7 +169,7 @@ static void check_print_head(void) {
     } else {
         printf("no GPU: %s\n", check.no_gpu);
     }
-    printf("\n");
+    printf("inputs: --seed %u%s%.20s\n\n", (unsigned)check_wanted.seed, test_seed ? " and TEST_SEED=" : "", test_seed ? test_seed : "");
     fflush(stdout);
 }
 
@@ -196,6 +197,7 @@ static void check_write_json(const char *result) {
     json_text(&json, "nvrtc", check.info.nvrtc_version ? info_version(check.info.nvrtc_version) : NULL);
     json_text(&json, "nvrtc_path", check.info.nvrtc_path[0] ? check.info.nvrtc_path : NULL);
     json_count(&json, "seed", check_wanted.seed);
+    json_text(&json, "test_seed", getenv("TEST_SEED"));
     json_begin(&json, "checks", '[');
     for (i = 0; i < check.count; i++) {
         const check_result *r = &check.results[i];

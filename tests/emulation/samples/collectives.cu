@@ -15,6 +15,4 @@ KERNEL(sample, 64, sample_args) {
     a.out[384 + i] = warp_shuffle_up(v, 3);
     a.out[448 + i] = popcount(v);
     a.out[512 + i] = select_bytes(v, 0x07060504u, 0x6170u);
-    a.out[576 + i] = warp_shuffle_down(v, 3);
-    a.out[640 + i] = (u32)warp_any(i == 40) + 2 * (u32)warp_all(i < 32) + 4 * (u32)warp_any(v != v) + 8 * (u32)warp_all(i != 63);
 }
