@@ -7,6 +7,7 @@
 #define MOER_NVRTC_NO_CACHE_VERSION 12090
 
 #define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
+#define MOER_NVRTC_ERROR_COMPILATION 6
 #define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
 
 /* What one compilation hands to NVRTC. */
@@ -19,6 +20,7 @@ typedef struct moer_nvrtc_inputs {
     const char **options;
     int num_options;
     int ptx;              /* the architecture is a virtual one: only PTX can be had */
+    moer_cub cub;         /* empty where the source needs none */
 } moer_nvrtc_inputs;
 
 static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs *inputs) {
@@ -77,6 +79,11 @@ static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inpu
     return 1;
 }
 
+/* CUB's headers for a source that includes some. */
+static moe_route_status moer_nvrtc_gather_cub(moe_route_context *context, moer_nvrtc_inputs *inputs) {
+    return strstr(inputs->source, "#include <cub/") ? moer_cub_find(context, &inputs->cub) : MOE_ROUTE_OK;
+}
+
 /* Which architecture to ask NVRTC for. Code for an architecture runs on the later ones of the same major; where NVRTC
    has none of the target's major, the driver makes the code from PTX. */
 static moe_route_status moer_nvrtc_architecture(moe_route_context *context, char *option, size_t size, int *ptx) {
@@ -123,7 +130,8 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
                                                   const char *defines) {
     static const char *const fixed[] = {"-no-source-include", "--modify-stack-limit=false", "--no-cache"};
     size_t num_fixed = MOER_COUNT(fixed) - (context->nvrtc.version < MOER_NVRTC_NO_CACHE_VERSION ? 1u : 0u);
-    size_t count = 1 + num_fixed, size, i, w;
+    const char *include = inputs->cub.folder;
+    size_t count = 1 + num_fixed + (include[0] != 0), size, i, w;
     const char *words[2];
     char architecture[64], *next;
     const char *word;
@@ -138,7 +146,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
         count += 1;
         size += strlen(words[w]);
     }
-    size += count * sizeof "-D";
+    size += strlen(include) + count * sizeof "-D";
     inputs->words = (char *)moer_alloc(context, size);
     inputs->options = (const char **)moer_alloc(context, count * sizeof *inputs->options);
     if (!inputs->words || !inputs->options) {
@@ -146,6 +154,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
     }
     next = moer_nvrtc_add_option(inputs, inputs->words, "", architecture, strlen(architecture));
     for (i = 0; i < num_fixed; i++) next = moer_nvrtc_add_option(inputs, next, "", fixed[i], strlen(fixed[i]));
+    if (include[0]) next = moer_nvrtc_add_option(inputs, next, "-I", include, strlen(include));
     for (w = 0; w < 2; w++) {
         for (word = words[w]; *word;) {
             size_t length = strcspn(word, " ");
@@ -170,18 +179,20 @@ static char *moer_nvrtc_log(moe_route_context *context, moer_nvrtc_program progr
     return log;
 }
 
-static moe_route_status moer_nvrtc_fail(moe_route_context *context, const char *file, const char *defines,
-                                        const char *call, int result, const char *log) {
+static moe_route_status moer_nvrtc_fail(moe_route_context *context, const moer_nvrtc_inputs *inputs, const char *file,
+                                        const char *defines, const char *call, int result, const char *log) {
     const moer_nvrtc *nvrtc = &context->nvrtc;
     const char *text = nvrtc->nvrtcGetErrorString(result);
     moe_route_status status =
         result == MOER_NVRTC_ERROR_OUT_OF_MEMORY ? MOE_ROUTE_ERROR_MEMORY : MOE_ROUTE_ERROR_COMPILE;
-    char advice[256] = "";
+    char advice[512 + MOER_PATH_MAX] = "";
     if (result == MOER_NVRTC_ERROR_BUILTIN_OPERATION) {
         char name[64];
         moer_nvrtc_builtins_name(nvrtc->version, name, sizeof name);
         moer_append(advice, sizeof advice, "\nNVRTC needs %s, in the same folder or on the library search path.", name);
     }
+    if (result == MOER_NVRTC_ERROR_COMPILATION && inputs->cub.folder[0])
+        moer_append(advice, sizeof advice, "\nCUB is from %s; one of NVRTC's version fits best, and MOE_ROUTE_CUB_PATH names another. Or leave cub_maps OFF.", inputs->cub.folder);
     return moer_fail(context, status, "compiling %s for sm_%u with NVRTC %d.%d (%s): %s: %s%s\nVariant: %s%s%s", file,
                      (unsigned)context->target, nvrtc->version / 1000, nvrtc->version % 1000 / 10, nvrtc->path, call,
                      text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
@@ -228,7 +239,7 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
     }
     moer_locale_end(&locale);
     log = moer_nvrtc_log(context, program);
-    if (result != 0) status = moer_nvrtc_fail(context, file, defines, call, result, log);
+    if (result != 0) status = moer_nvrtc_fail(context, inputs, file, defines, call, result, log);
     else if (!memory) status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for the code of %s", file);
     else if (log) moer_log(context, MOE_ROUTE_LOG_INFO, "NVRTC on %s (%s): %s", file, defines, log);
     moer_free(context, log);
@@ -249,6 +260,7 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
     if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
     }
+    if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_cub(context, &inputs);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_run(context, &inputs, file, defines, code);
     moer_nvrtc_inputs_free(context, &inputs);
