@@ -1521,12 +1521,14 @@ static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
 
-/* ---- cub_find.c: CUB's headers, for the kernel sources that include some ---- */
+/* ---- cub_find.c, or in dist/moe_route.h cub_embedded.c: CUB's headers, for the kernel sources that include some ---- */
 typedef struct moer_cub {
-    char folder[MOER_PATH_MAX]; /* that holds cub/ and cuda/ */
+    char folder[MOER_PATH_MAX]; /* that holds cub/ and cuda/; empty where this library has the headers in it: */
+    char *text;                 /* of each header the name and the content, both terminated; freed by whoever asked for it */
+    size_t num_headers;
 } moer_cub;
-/* NVRTC is open. The folder is looked for by each compilation that needs it, and by nothing else. */
-static moe_route_status moer_cub_find(moe_route_context *context, moer_cub *cub);
+/* NVRTC is open. Each compilation that needs the headers asks for them, and nothing else does. */
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub);
 
 /* ---- variant.c: kernel families, and the table of variants that a context has loaded ---- */
 #define MOER_MAX_ENTRIES 3 /* kernels in one family */
@@ -5037,9 +5039,8 @@ static const char *const moer_source_21[] = { /* maps_cub.cu */
     "    SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
-    "    if (a.num_pairs <= MAX_TILE / 8) sort_all<MAX_TILE / 8 / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
-    "    else if (a.num_pairs <= MAX_TILE / 4) sort_all<MAX_TILE / 4 / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
-    "    else if (a.num_pairs <= MAX_TILE / 2) sort_all<MAX_TILE / 2 / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
+    "    /* Two sizes: each is more to compile, and a pair too many costs a thread few instructions. */\n"
+    "    if (a.num_pairs <= MAX_TILE / 4) sort_all<MAX_TILE / 4 / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
     "    else sort_all<MAX_TILE / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
@@ -6004,7 +6005,7 @@ static const moer_source moer_sources[] = {
     {"dispatch.cu", moer_source_27},
     {"slots.cu", moer_source_28},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "7b69b6f3b5ac6e84378607f62f50782174154bab77bd076744283104c0e121aa";
+static const char moer_sources_digest[] = "a8e9a0f78c639e97754bffba8b30fca5b6bfada16e426d297cec131ad2cb5f7e";
 
 /* ---- src/base.c ---- */
 /*
@@ -7488,8 +7489,11 @@ static moe_route_status moer_nvrtc_open(moe_route_context *context) {
   cub_find.c: finds CUB's headers, which the kernel sources that include some are compiled with: in the CUDA toolkit, in a pip package, or
   bundled with NVRTC. What is compiled with them belongs to nvrtc.c.
 
-  CUB brings the rest of CCCL that it includes, libcu++ and a little of Thrust, in the same folder.
+  CUB brings the rest of CCCL that it includes, libcu++ and a little of Thrust, in the same folder. In dist/moe_route.h all of that is
+  embedded, and nothing is looked for.
 */
+
+#ifndef MOER_EMBEDDED_CUB
 
 #define MOER_CUB_HEADER "cub/block/block_radix_rank.cuh"
 
@@ -7592,8 +7596,7 @@ static int moer_cub_try_places(moe_route_context *context, moer_cub_search *sear
 #endif
 }
 
-static moe_route_status moer_cub_find(moe_route_context *context, moer_cub *cub) {
-    const int version = context->nvrtc.version;
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub) {
     char value[MOER_PATH_MAX], absolute[MOER_PATH_MAX];
     const char *named = moer_environment("MOE_ROUTE_CUB_PATH", value, sizeof value);
     moer_cub_search *search;
@@ -7608,15 +7611,88 @@ static moe_route_status moer_cub_find(moe_route_context *context, moer_cub *cub)
                                "CUB's headers, which cub_maps needs, aren't where MOE_ROUTE_CUB_PATH says: %s has no " MOER_CUB_HEADER, named);
     } else if (!moer_cub_try_places(context, search)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_NO_COMPILER,
-                           "CUB's headers, which cub_maps needs, aren't there. Install the CUDA toolkit, or do `pip install 'nvidia-cuda-cccl%s==%d.%d.*'`, or "
+                           "CUB's headers, which cub_maps needs, aren't there. Install the CUDA toolkit, or do `pip install nvidia-cuda-cccl`, or "
                            "set MOE_ROUTE_CUB_PATH to the folder that holds cub/ and cuda/, or build the program with dist/moe_route.h, which has "
                            "them in it (`make dist`), or leave cub_maps OFF. Looked for %s in:%s",
-                           version < 13000 ? "-cu12" : "", version / 1000, version % 1000 / 10, MOER_CUB_HEADER, search->tried);
+                           MOER_CUB_HEADER, search->tried);
     }
     moer_free(context, search);
     if (status == MOE_ROUTE_OK) moer_log(context, MOE_ROUTE_LOG_INFO, "CUB: %s", cub->folder);
     return status;
 }
+
+#endif /* MOER_EMBEDDED_CUB */
+
+/* ---- src/cub_embedded.c ---- */
+/*
+  cub_embedded.c: unpacks CUB's headers where tools/embed_cub.c has put them into the library, as it does for dist/moe_route.h. Where they are
+  looked for otherwise is decided in cub_find.c.
+
+  They were packed for string literals: what is packed is printable, and most of it stands for itself. $ is a line feed. ` and @ copy
+  something from before: digits in base 88 tell how far back it begins (two digits, or three behind @), and then how much it is beyond 5
+  (or 6) characters: a digit of 87 is followed by more. `$ and one of 0 to 3 is a zero byte, `, @ or $.
+*/
+
+#ifdef MOER_EMBEDDED_CUB
+
+#define MOER_PACKED_DIGITS "#%&'()*+,-./0123456789:;<=>ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_abcdefghijklmnopqrstuvwxyz{|}~!"
+
+#define MOER_PACKED_BASE (sizeof MOER_PACKED_DIGITS - 1)
+
+typedef struct moer_packed { /* a place in the pieces */
+    const char *const *piece;
+    const char *at;
+    unsigned char values[256]; /* of digits */
+} moer_packed;
+
+static char moer_packed_next(moer_packed *from) { /* 0 at the end */
+    if (*from->at == '\0' && *from->piece != NULL && *++from->piece != NULL) from->at = *from->piece;
+    return *from->at != '\0' ? *from->at++ : '\0';
+}
+
+static size_t moer_packed_digit(moer_packed *from) { return from->values[(unsigned char)moer_packed_next(from)]; }
+
+static void moer_cub_unpack(char *text) {
+    static const char escaped[] = {'\0', '`', '@', '$'};
+    moer_packed from;
+    size_t size = 0, i;
+    char c;
+    memset(&from, 0, sizeof from);
+    for (i = 0; i < MOER_PACKED_BASE; i++) from.values[(unsigned char)MOER_PACKED_DIGITS[i]] = (unsigned char)i;
+    from.piece = moer_embedded_cub;
+    from.at = *from.piece;
+    while (size < MOER_EMBEDDED_CUB_SIZE && (c = moer_packed_next(&from)) != '\0') {
+        if (c == '`' || c == '@') {
+            const char first = moer_packed_next(&from);
+            size_t distance, length, more;
+            if (c == '`' && first == '$') {
+                text[size++] = escaped[(moer_packed_next(&from) - '0') & 3];
+                continue;
+            }
+            distance = from.values[(unsigned char)first];
+            for (i = 0; i < (c == '`' ? 1u : 2u); i++) distance = distance * MOER_PACKED_BASE + moer_packed_digit(&from);
+            length = c == '`' ? 5 : 6;
+            do {
+                more = moer_packed_digit(&from);
+                length += more;
+            } while (more == MOER_PACKED_BASE - 1);
+            for (; length > 0 && size < MOER_EMBEDDED_CUB_SIZE && distance > 0 && distance <= size; length--, size++) text[size] = text[size - distance];
+        } else {
+            text[size++] = c == '$' ? '\n' : c;
+        }
+    }
+}
+
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub) {
+    memset(cub, 0, sizeof *cub);
+    cub->text = (char *)moer_alloc(context, MOER_EMBEDDED_CUB_SIZE + 1);
+    if (!cub->text) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for CUB's headers");
+    cub->num_headers = MOER_EMBEDDED_CUB_HEADERS;
+    moer_cub_unpack(cub->text);
+    return MOE_ROUTE_OK;
+}
+
+#endif /* MOER_EMBEDDED_CUB */
 
 /* ---- src/nvrtc.c ---- */
 /*
@@ -7648,6 +7724,7 @@ static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs
     moer_free(context, (void *)inputs->headers);
     moer_free(context, inputs->words);
     moer_free(context, (void *)inputs->options);
+    moer_free(context, inputs->cub.text);
 }
 
 static int moer_is_header(const char *name) {
@@ -7673,10 +7750,26 @@ static char *moer_source_join(const moer_source *source, char *text) {
     return text + 1;
 }
 
+/* CUB's headers for a source that includes some. */
+static moe_route_status moer_nvrtc_gather_cub(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
+    const moer_source *source = moer_sources;
+    size_t i;
+    while (source->name && strcmp(source->name, file) != 0) source++;
+    for (i = 0; source->name && source->pieces[i]; i++)
+        if (strstr(source->pieces[i], "#include <cub/")) return moer_cub_get(context, &inputs->cub);
+    return MOE_ROUTE_OK;
+}
+
+static void moer_nvrtc_add_header(moer_nvrtc_inputs *inputs, size_t count, const char *name, const char *text) {
+    inputs->headers[inputs->num_headers] = text;
+    inputs->headers[count + (size_t)inputs->num_headers++] = name;
+}
+
 /* The source `file` and every header. 0: no memory. */
 static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
     const moer_source *source;
-    size_t size = 0, count = 0;
+    size_t size = 0, count = inputs->cub.num_headers, i;
+    const char *cub = inputs->cub.text;
     char *next;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) count++;
@@ -7688,20 +7781,19 @@ static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inpu
     next = inputs->text;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) {
-            inputs->headers[inputs->num_headers] = next;
-            inputs->headers[count + (size_t)inputs->num_headers++] = source->name;
+            moer_nvrtc_add_header(inputs, count, source->name, next);
             next = moer_source_join(source, next);
         } else if (strcmp(source->name, file) == 0) {
             inputs->source = next;
             next = moer_source_join(source, next);
         }
     }
+    for (i = 0; i < inputs->cub.num_headers; i++) {
+        const char *text = cub + strlen(cub) + 1;
+        moer_nvrtc_add_header(inputs, count, cub, text);
+        cub = text + strlen(text) + 1;
+    }
     return 1;
-}
-
-/* CUB's headers for a source that includes some. */
-static moe_route_status moer_nvrtc_gather_cub(moe_route_context *context, moer_nvrtc_inputs *inputs) {
-    return strstr(inputs->source, "#include <cub/") ? moer_cub_find(context, &inputs->cub) : MOE_ROUTE_OK;
 }
 
 /* Which architecture to ask NVRTC for. Code for an architecture runs on the later ones of the same major; where NVRTC
@@ -7812,7 +7904,7 @@ static moe_route_status moer_nvrtc_fail(moe_route_context *context, const moer_n
         moer_append(advice, sizeof advice, "\nNVRTC needs %s, in the same folder or on the library search path.", name);
     }
     if (result == MOER_NVRTC_ERROR_COMPILATION && inputs->cub.folder[0])
-        moer_append(advice, sizeof advice, "\nCUB is from %s; one of NVRTC's version fits best, and MOE_ROUTE_CUB_PATH names another. Or leave cub_maps OFF.", inputs->cub.folder);
+        moer_append(advice, sizeof advice, "\nCUB is from %s. That of CUDA 12.9 and later fits every NVRTC from 12.0 on: MOE_ROUTE_CUB_PATH names another; or leave cub_maps OFF.", inputs->cub.folder);
     return moer_fail(context, status, "compiling %s for sm_%u with NVRTC %d.%d (%s): %s: %s%s\nVariant: %s%s%s", file,
                      (unsigned)context->target, nvrtc->version / 1000, nvrtc->version % 1000 / 10, nvrtc->path, call,
                      text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
@@ -7877,10 +7969,10 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
     if (status != MOE_ROUTE_OK) return status;
     start = moer_milliseconds();
     memset(&inputs, 0, sizeof inputs);
-    if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
+    status = moer_nvrtc_gather_cub(context, &inputs, file);
+    if (status == MOE_ROUTE_OK && !moer_nvrtc_gather_sources(context, &inputs, file)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
     }
-    if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_cub(context, &inputs);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_run(context, &inputs, file, defines, code);
     moer_nvrtc_inputs_free(context, &inputs);

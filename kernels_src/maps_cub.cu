@@ -184,9 +184,8 @@ KERNEL(moe_route_maps_cub_block, SORT_THREADS, moer_maps_args) {
     SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));
     wait_for_previous_kernels();
     let_next_kernel_start();
-    if (a.num_pairs <= MAX_TILE / 8) sort_all<MAX_TILE / 8 / SORT_THREADS>(a, words, starts, aligned, scan_words);
-    else if (a.num_pairs <= MAX_TILE / 4) sort_all<MAX_TILE / 4 / SORT_THREADS>(a, words, starts, aligned, scan_words);
-    else if (a.num_pairs <= MAX_TILE / 2) sort_all<MAX_TILE / 2 / SORT_THREADS>(a, words, starts, aligned, scan_words);
+    /* Two sizes: each is more to compile, and a pair too many costs a thread few instructions. */
+    if (a.num_pairs <= MAX_TILE / 4) sort_all<MAX_TILE / 4 / SORT_THREADS>(a, words, starts, aligned, scan_words);
     else sort_all<MAX_TILE / SORT_THREADS>(a, words, starts, aligned, scan_words);
     if (a.maps.block_size) finish_aligned(a, starts, aligned);
 }

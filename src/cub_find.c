@@ -2,9 +2,12 @@
   cub_find.c: finds CUB's headers, which the kernel sources that include some are compiled with: in the CUDA toolkit, in a pip package, or
   bundled with NVRTC. What is compiled with them belongs to nvrtc.c.
 
-  CUB brings the rest of CCCL that it includes, libcu++ and a little of Thrust, in the same folder.
+  CUB brings the rest of CCCL that it includes, libcu++ and a little of Thrust, in the same folder. In dist/moe_route.h all of that is
+  embedded, and nothing is looked for.
 */
 #include "internal.h"
+
+#ifndef MOER_EMBEDDED_CUB
 
 #define MOER_CUB_HEADER "cub/block/block_radix_rank.cuh"
 
@@ -107,8 +110,7 @@ static int moer_cub_try_places(moe_route_context *context, moer_cub_search *sear
 #endif
 }
 
-static moe_route_status moer_cub_find(moe_route_context *context, moer_cub *cub) {
-    const int version = context->nvrtc.version;
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub) {
     char value[MOER_PATH_MAX], absolute[MOER_PATH_MAX];
     const char *named = moer_environment("MOE_ROUTE_CUB_PATH", value, sizeof value);
     moer_cub_search *search;
@@ -123,12 +125,14 @@ static moe_route_status moer_cub_find(moe_route_context *context, moer_cub *cub)
                                "CUB's headers, which cub_maps needs, aren't where MOE_ROUTE_CUB_PATH says: %s has no " MOER_CUB_HEADER, named);
     } else if (!moer_cub_try_places(context, search)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_NO_COMPILER,
-                           "CUB's headers, which cub_maps needs, aren't there. Install the CUDA toolkit, or do `pip install 'nvidia-cuda-cccl%s==%d.%d.*'`, or "
+                           "CUB's headers, which cub_maps needs, aren't there. Install the CUDA toolkit, or do `pip install nvidia-cuda-cccl`, or "
                            "set MOE_ROUTE_CUB_PATH to the folder that holds cub/ and cuda/, or build the program with dist/moe_route.h, which has "
                            "them in it (`make dist`), or leave cub_maps OFF. Looked for %s in:%s",
-                           version < 13000 ? "-cu12" : "", version / 1000, version % 1000 / 10, MOER_CUB_HEADER, search->tried);
+                           MOER_CUB_HEADER, search->tried);
     }
     moer_free(context, search);
     if (status == MOE_ROUTE_OK) moer_log(context, MOE_ROUTE_LOG_INFO, "CUB: %s", cub->folder);
     return status;
 }
+
+#endif /* MOER_EMBEDDED_CUB */

@@ -185,12 +185,14 @@ static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
 
-/* ---- cub_find.c: CUB's headers, for the kernel sources that include some ---- */
+/* ---- cub_find.c, or in dist/moe_route.h cub_embedded.c: CUB's headers, for the kernel sources that include some ---- */
 typedef struct moer_cub {
-    char folder[MOER_PATH_MAX]; /* that holds cub/ and cuda/ */
+    char folder[MOER_PATH_MAX]; /* that holds cub/ and cuda/; empty where this library has the headers in it: */
+    char *text;                 /* of each header the name and the content, both terminated; freed by whoever asked for it */
+    size_t num_headers;
 } moer_cub;
-/* NVRTC is open. The folder is looked for by each compilation that needs it, and by nothing else. */
-static moe_route_status moer_cub_find(moe_route_context *context, moer_cub *cub);
+/* NVRTC is open. Each compilation that needs the headers asks for them, and nothing else does. */
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub);
 
 /* ---- variant.c: kernel families, and the table of variants that a context has loaded ---- */
 #define MOER_MAX_ENTRIES 3 /* kernels in one family */

@@ -28,6 +28,7 @@ static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs
     moer_free(context, (void *)inputs->headers);
     moer_free(context, inputs->words);
     moer_free(context, (void *)inputs->options);
+    moer_free(context, inputs->cub.text);
 }
 
 static int moer_is_header(const char *name) {
@@ -53,10 +54,26 @@ static char *moer_source_join(const moer_source *source, char *text) {
     return text + 1;
 }
 
+/* CUB's headers for a source that includes some. */
+static moe_route_status moer_nvrtc_gather_cub(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
+    const moer_source *source = moer_sources;
+    size_t i;
+    while (source->name && strcmp(source->name, file) != 0) source++;
+    for (i = 0; source->name && source->pieces[i]; i++)
+        if (strstr(source->pieces[i], "#include <cub/")) return moer_cub_get(context, &inputs->cub);
+    return MOE_ROUTE_OK;
+}
+
+static void moer_nvrtc_add_header(moer_nvrtc_inputs *inputs, size_t count, const char *name, const char *text) {
+    inputs->headers[inputs->num_headers] = text;
+    inputs->headers[count + (size_t)inputs->num_headers++] = name;
+}
+
 /* The source `file` and every header. 0: no memory. */
 static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
     const moer_source *source;
-    size_t size = 0, count = 0;
+    size_t size = 0, count = inputs->cub.num_headers, i;
+    const char *cub = inputs->cub.text;
     char *next;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) count++;
@@ -68,20 +85,19 @@ static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inpu
     next = inputs->text;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) {
-            inputs->headers[inputs->num_headers] = next;
-            inputs->headers[count + (size_t)inputs->num_headers++] = source->name;
+            moer_nvrtc_add_header(inputs, count, source->name, next);
             next = moer_source_join(source, next);
         } else if (strcmp(source->name, file) == 0) {
             inputs->source = next;
             next = moer_source_join(source, next);
         }
     }
+    for (i = 0; i < inputs->cub.num_headers; i++) {
+        const char *text = cub + strlen(cub) + 1;
+        moer_nvrtc_add_header(inputs, count, cub, text);
+        cub = text + strlen(text) + 1;
+    }
     return 1;
-}
-
-/* CUB's headers for a source that includes some. */
-static moe_route_status moer_nvrtc_gather_cub(moe_route_context *context, moer_nvrtc_inputs *inputs) {
-    return strstr(inputs->source, "#include <cub/") ? moer_cub_find(context, &inputs->cub) : MOE_ROUTE_OK;
 }
 
 /* Which architecture to ask NVRTC for. Code for an architecture runs on the later ones of the same major; where NVRTC
@@ -192,7 +208,7 @@ static moe_route_status moer_nvrtc_fail(moe_route_context *context, const moer_n
         moer_append(advice, sizeof advice, "\nNVRTC needs %s, in the same folder or on the library search path.", name);
     }
     if (result == MOER_NVRTC_ERROR_COMPILATION && inputs->cub.folder[0])
-        moer_append(advice, sizeof advice, "\nCUB is from %s; one of NVRTC's version fits best, and MOE_ROUTE_CUB_PATH names another. Or leave cub_maps OFF.", inputs->cub.folder);
+        moer_append(advice, sizeof advice, "\nCUB is from %s. That of CUDA 12.9 and later fits every NVRTC from 12.0 on: MOE_ROUTE_CUB_PATH names another; or leave cub_maps OFF.", inputs->cub.folder);
     return moer_fail(context, status, "compiling %s for sm_%u with NVRTC %d.%d (%s): %s: %s%s\nVariant: %s%s%s", file,
                      (unsigned)context->target, nvrtc->version / 1000, nvrtc->version % 1000 / 10, nvrtc->path, call,
                      text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
@@ -257,10 +273,10 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
     if (status != MOE_ROUTE_OK) return status;
     start = moer_milliseconds();
     memset(&inputs, 0, sizeof inputs);
-    if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
+    status = moer_nvrtc_gather_cub(context, &inputs, file);
+    if (status == MOE_ROUTE_OK && !moer_nvrtc_gather_sources(context, &inputs, file)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
     }
-    if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_cub(context, &inputs);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_run(context, &inputs, file, defines, code);
     moer_nvrtc_inputs_free(context, &inputs);
