@@ -242,4 +242,4 @@ format:
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh dist install uninstall lib demo ranks run_layer examples bench test test-gpu format clean
+.PHONY: all fresh dist dist/moe_route.h install uninstall lib demo ranks run_layer examples bench test test-gpu format clean
