@@ -28,7 +28,8 @@ struct BlockRadixRankMatch {
         const u32 lane = lane_index(), warp = warp_index();
         u32 at[KEYS];
         int counts[BINS_TRACKED_PER_THREAD] = {};
-        for (u32 i = thread_index(); i < TempStorage::words; i += THREADS) counters[i] = 0;
+        /* The threads in reverse: no caller may count on which one touches what. */
+        for (u32 i = THREADS - 1 - thread_index(); i < TempStorage::words; i += THREADS) counters[i] = 0;
         block_barrier();
         for (int i = 0; i < KEYS; i++) {
             const u32 digit = extractor.Digit(keys[i]), peers = warp_match(digit), before = peers & ((1u << lane) - 1);
