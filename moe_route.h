@@ -11911,12 +11911,9 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
 /* Whether the maps of so many pairs are sorted by maps_cub.cu. */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) { return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS; }
 
-/* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit. Digits are a power of two above the local
-   experts, and their other sums lie beside the counters. */
-static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) {
-    const uint32_t num_local = layer->router.num_local_experts;
-    return num_local < 256 ? 1024 : num_local < 512 ? 512 : 256;
-}
+/* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
+   1024 threads would have too few registers each: on sm_120 they spill. */
+static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return layer->router.num_local_experts < 512 ? 512 : 256; }
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
     const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);

@@ -167,7 +167,7 @@ if have x86_64-w64-mingw32-gcc; then check dist_compiles_mingw windows; else ech
 
 # The same cubins as with the headers on disk, without a look at the disk.
 gcc -O1 -Idist -o "$work/embedded" tests/programs/cub_maps.c -lm -ldl -lpthread 2>"$work/out" || fail dist_compiles_the_test "$(cut -c 1-300 "$work/out")"
-variants="80:256 86:256 89:256 90:256 100:256 120:256 90:64 90:768"
+variants="80:256 86:256 89:256 90:256 100:256 120:256 90:64 120:64 120:768"
 if [ -d "$nvrtc" ]; then
     MOE_ROUTE_CACHE_DIR=$work/cache MOE_ROUTE_CUB_PATH=/nonexistent CUDA_HOME=/nonexistent MOE_ROUTE_NVRTC_PATH=$nvrtc "$work/embedded" $variants >"$work/embedded.txt" 2>&1 &
     MOE_ROUTE_CACHE_DIR=off MOE_ROUTE_CUB_PATH=$(make -s --eval='print: ; @echo $(CCCL)' print) build/cub_maps $variants >"$work/disk.txt" 2>&1
