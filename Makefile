@@ -10,6 +10,7 @@
 #   make test       the tests that need no GPU
 #   make test-gpu   the same assertions on the GPU
 #   make examples   the small programs of examples/, into build/examples
+#   make dist       dist/moe_route.h, with the headers of CUB that some kernels include, for programs to ship; CCCL=FOLDER names theirs
 #   make lib        build/libmoe_route.so, for languages that can't include a header
 #   make install    header, pkg-config and CMake files into PREFIX (/usr/local), below DESTDIR where that is given
 #   make install-lib   the same, and the shared library into LIBDIR (PREFIX/lib)
@@ -25,12 +26,12 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h stream.h grouped.h output.h vector.h epilogue.h dispatch.h route.cu topk.cu maps.cu matmul.cu grouped.cu down.cu combine.cu expand.cu dispatch.cu \
-    dispatch_large.cu slots.cu)
+    tile.h stream.h grouped.h output.h vector.h epilogue.h dispatch.h sort.h route.cu topk.cu maps.cu maps_cub.cu matmul.cu grouped.cu \
+    down.cu combine.cu expand.cu dispatch.cu dispatch_large.cu slots.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
 # The implementation, each part after those that it uses.
-PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc_find.c nvrtc.c \
+PARTS = $(addprefix src/,base.c platform_posix.c platform_windows.c platform.c sha256.c driver.c nvrtc_find.c cub_find.c cub_embedded.c nvrtc.c \
     cache_entry.c cache_folder.c cache_file.c cache_trim.c pack.c pack_write.c cache.c cache_calls.c context.c variant.c wanted.c \
     formats.c cpu_route.c cpu_maps.c cpu_gguf.c cpu_formats.c cpu_experts.c cpu_ranks.c router.c preset_table.c presets.c layer.c choices.c sequence.c \
     cpu_operations.c operations.c ranks.c explain.c tune.c)
@@ -57,6 +58,25 @@ moe_route.h: build/amalgamate src/intro.h src/api.h $(HEADERS) LICENSE $(KERNELS
 # The header again, elsewhere, to compare.
 fresh: build/amalgamate
 	build/amalgamate $(FRESH) $(AMALGAMATE)
+
+# ---- dist/moe_route.h: moe_route.h, and CUB's headers in it ----
+
+# The folder that holds cub/ and cuda/: the toolkit's, or that of pip's nvidia-cuda-cccl.
+CUDA ?= $(or $(CUDA_HOME),/usr/local/cuda)
+PYTHON_PACKAGES = build/cccl $(VIRTUAL_ENV)/lib/python3*/site-packages $(HOME)/.local/lib/python3*/site-packages /usr/local/lib/python3*/*-packages
+CCCL_PLACES = $(CUDA)/include/cccl $(CUDA)/include $(PYTHON_PACKAGES:%=%/nvidia/cu13/include/cccl) $(PYTHON_PACKAGES:%=%/nvidia/cuda_cccl/include)
+CCCL ?= $(patsubst %/cub/version.cuh,%,$(firstword $(wildcard $(CCCL_PLACES:%=%/cub/version.cuh))))
+# Files with the licences that the headers don't have in them: the package's where it has one, or the Apache License 2.0.
+CCCL_LICENCES ?= $(firstword $(wildcard $(CCCL)/../../cccl/LICENSE /usr/share/common-licenses/Apache-2.0))
+
+build/embed_cub: tools/embed_cub.c | build
+	$(CC) $(CFLAGS) -std=c99 $(WARNINGS) -o $@ $<
+
+dist: dist/moe_route.h
+dist/moe_route.h: build/embed_cub moe_route.h
+	@test -n "$(CCCL)" || { echo "CUB isn't found: install the CUDA toolkit, or pip install nvidia-cuda-cccl, or set CCCL=FOLDER to the one that holds cub/ and cuda/"; exit 1; }
+	@mkdir -p $(@D)
+	build/embed_cub $@ moe_route.h $(CCCL) $(CCCL_LICENCES)
 
 # ---- for other programs ----
 
@@ -124,7 +144,6 @@ build/stand_in/libnccl.so.2: tests/programs/stand_in_nccl.c | build
 
 EXAMPLES = replace_loop graph_decode verify_batch router_only mul_mat_id two_gpus
 EXAMPLE_HEADERS = examples/example.h examples/gpu.h examples/quantize.h moe_route.h
-CUDA ?= $(or $(CUDA_HOME),/usr/local/cuda)
 CUDART = $(if $(and $(wildcard $(CUDA)/include/cuda_runtime.h),$(wildcard $(CUDA)/lib64/libcudart_static.a)),build/examples/cudart)
 
 examples: $(EXAMPLES:%=build/examples/%) build/examples/pack_make $(CUDART) lib
@@ -202,14 +221,14 @@ build/threads_%: tests/test_%.c $(SUPPORT) | build
 THREAD_RUNS = build/threads_cache_threads
 
 # A whole process, for the tests that look at one from outside.
-build/one_layer: tests/programs/one_layer.c moe_route.h | build
+build/one_layer build/cub_maps: build/%: tests/programs/%.c tests/support/cubin.h moe_route.h | build
 	$(CC) $(CFLAGS) -Wall -Wextra -I. -o $@ $< $(LDLIBS)
 
 SCRIPTS = tests/test_header.sh tests/test_demo.sh tests/test_run_layer.sh tests/test_effects.sh tests/test_nvrtc.sh tests/test_fuzz.sh \
-    tests/test_windows.sh tests/test_command.sh tests/test_install.sh tests/test_static.sh tests/test_docs.sh \
+    tests/test_windows.sh tests/test_command.sh tests/test_install.sh tests/test_dist.sh tests/test_static.sh tests/test_docs.sh \
     tests/test_expert_parallel.sh \
     'MOE_ROUTE_TEST_EMULATION="$(EMULATION_ENVIRONMENT)" tests/test_examples.sh'
-PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_large build/bench_startup build/one_layer build/test_nvrtc \
+PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route build/sanitized_command build/bench_large build/bench_startup build/one_layer build/cub_maps build/test_nvrtc build/embed_cub \
     build/expert_parallel build/sanitized_expert_parallel build/stand_in/libnccl.so.2
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(GPU_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
@@ -237,4 +256,4 @@ format:
 clean:
 	rm -rf build dist
 
-.PHONY: all fresh install install-lib uninstall lib demo ranks run_layer examples bench test test-gpu format clean
+.PHONY: all fresh dist dist/moe_route.h install install-lib uninstall lib demo ranks run_layer examples bench test test-gpu format clean

@@ -80,7 +80,7 @@ typedef enum moe_route_status {
     MOE_ROUTE_ERROR_MEMORY = 2,      /* no host memory */
     MOE_ROUTE_ERROR_NO_DEVICE = 3,   /* no NVIDIA driver, no such GPU, or no usable CUDA context */
     MOE_ROUTE_ERROR_UNSUPPORTED = 4, /* the GPU, the driver or a combination of choices isn't supported */
-    MOE_ROUTE_ERROR_NO_COMPILER = 5, /* a variant has to be compiled and NVRTC can't be found */
+    MOE_ROUTE_ERROR_NO_COMPILER = 5, /* a variant has to be compiled and NVRTC, or CUB where it needs that, can't be found */
     MOE_ROUTE_ERROR_COMPILE = 6,     /* NVRTC refused a variant; the message holds its log */
     MOE_ROUTE_ERROR_DRIVER = 7,      /* a CUDA driver call failed; the message names it */
     MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation, or has to be tuned before */
@@ -485,6 +485,10 @@ typedef struct moe_route_layer_desc {
                                           is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
+    moe_route_switch cub_maps;         /* maps of more than 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
+                                          ON: required; where a kernel has to be compiled and CUB's headers aren't found, creating
+                                          the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
+                                          are sorted as with OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -1118,6 +1122,7 @@ typedef struct moer_slots_args {
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
 #define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
+#define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
     unsigned char *data;
@@ -1568,6 +1573,7 @@ typedef struct moer_nvrtc {
     int (*nvrtcGetCUBIN)(moer_nvrtc_program, char *);
     int (*nvrtcGetPTXSize)(moer_nvrtc_program, size_t *);
     int (*nvrtcGetPTX)(moer_nvrtc_program, char *);
+    int (*nvrtcInstallBundledHeaders)(const char *, unsigned int, const char **); /* NULL before 13.3 */
 } moer_nvrtc;
 
 /* Options of NVRTC that change the code it makes, apart from the architecture: single words, separated by single spaces.
@@ -1576,6 +1582,9 @@ typedef struct moer_nvrtc {
 
 /* Finds and opens NVRTC if it isn't yet. A failure isn't kept: a later call looks again. */
 static moe_route_status moer_nvrtc_open(moe_route_context *context);
+/* Calls `visit` for the folders into which pip installs packages of a Python under `prefix`, which may be NULL, until one returns
+   1; returns that. */
+static int moer_python_packages(const char *prefix, int (*visit)(void *user, const char *packages), void *user);
 /* Name of the library of builtins that an NVRTC needs. */
 static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
 
@@ -1584,6 +1593,15 @@ static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
    GPU. May be called by several threads at once. */
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
+
+/* ---- cub_find.c, or in dist/moe_route.h cub_embedded.c: CUB's headers, for the kernel sources that include some ---- */
+typedef struct moer_cub {
+    char folder[MOER_PATH_MAX]; /* that holds cub/ and cuda/; empty where this library has the headers in it: */
+    char *text;                 /* of each header the name and the content, both terminated; freed by whoever asked for it */
+    size_t num_headers;
+} moer_cub;
+/* NVRTC is open. Each compilation that needs the headers asks for them, and nothing else does. */
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub);
 
 /* ---- variant.c: kernel families, and the table of variants that a context has loaded ---- */
 #define MOER_MAX_ENTRIES 3 /* kernels in one family */
@@ -1618,7 +1636,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 30 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 31 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -1777,6 +1795,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
+    int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     moer_choice choices[MOER_CHOICES];
@@ -1789,7 +1808,7 @@ struct moe_route_layer {
     uint32_t num_ranks;
     uint16_t rank_begin[MOER_MAX_RANKS + 1]; /* first physical expert of each rank, then the end */
     /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
-    const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
+    const moer_variant *topk, *maps, *maps_cub, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
@@ -1818,8 +1837,10 @@ static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pa
 static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /* down matmul and combine in one kernel */
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
-static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
+static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
+static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -1892,6 +1913,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */\n"
     "#define SHARED(type, name, count) __shared__ __align__(16) type name[count]\n"
     "\n"
+    "/* Words that a SHARED u32 array needs to be used as an object of a type that isn't ours; and the array as one. */\n"
+    "#define SHARED_WORDS(type) ((u32)(sizeof(type) + 3) / 4)\n"
+    "#define SHARED_AS(type, array) (*(type *)(array))\n"
+    "\n"
     "struct __align__(16) u32x4 { u32 v[4]; };\n"
     "struct __align__(8) u32x2 { u32 v[2]; };\n"
     "\n"
@@ -1938,11 +1963,11 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }\n"
     "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
-    "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n"
+    "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n",
     "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n"
     "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n"
     "\n"
-    "/* ---- bits ---- */\n",
+    "/* ---- bits ---- */\n"
     "DEVICE u32 popcount(u32 v) { return (u32)__popc(v); }\n"
     "DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }\n"
     "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n"
@@ -1986,9 +2011,9 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
     "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
-    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
+    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n",
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
-    "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n",
+    "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
     "\n"
     "/* ---- global memory ---- */\n"
@@ -2055,10 +2080,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
     "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
     "\n"
-    "/* ---- copies from global to shared memory that go on while the thread does ----\n"
+    "/* ---- copies from global to shared memory that go on while the thread does ----\n",
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
-    "   touch the destination before. */\n",
+    "   touch the destination before. */\n"
     "/* 16 or 4 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Both ends are\n"
     "   aligned to as many bytes. The 16 aren't kept in L1. */\n"
     "#define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)\n"
@@ -4657,7 +4682,107 @@ static const char *const moer_source_17[] = { /* dispatch.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* route.cu */
+static const char *const moer_source_18[] = { /* sort.h */
+    "/*\n"
+    "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted, and the\n"
+    "  block-aligned form. How pairs are ranked is theirs.\n"
+    "\n"
+    "  Constants: those of maps.cu, and SORT_THREADS (threads a block).\n"
+    "*/\n"
+    "#define NOT_LOCAL 0xffffffffu\n"
+    "\n"
+    "/* Rows, distinct experts and aligned rows. */\n"
+    "struct sums { u32 rows, distinct, aligned; };\n"
+    "\n"
+    "/* Local expert of a pair, or NOT_LOCAL. */\n"
+    "DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) {\n"
+    "    if (pair >= num_valid_pairs) return NOT_LOCAL;\n"
+    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], (u32)pair / K) - FIRST_EXPERT;\n"
+    "    return local < LOCAL_EXPERTS \? local : NOT_LOCAL;\n"
+    "}\n"
+    "\n"
+    "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
+    "\n"
+    "/* A pair's share in the running totals, which count experts before placement. */\n"
+    "DEVICE void add_load(const moer_maps_args &a, u64 pair) {\n"
+    "    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
+    "}\n"
+    "\n"
+    "/* Pairs of each local expert from `first` on, `share` of them. */\n"
+    "template <class Counts>\n"
+    "DEVICE void count_share(const moer_maps_args &a, Counts &counts, u64 first, u32 share) {\n"
+    "    const u32 num_valid = valid_pairs(a);\n"
+    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) counts[e] = 0;\n"
+    "    block_barrier();\n"
+    "    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {\n"
+    "        const u32 expert = local_expert(a, first + i, num_valid);\n"
+    "        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);\n"
+    "        add_load(a, first + i);\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];\n"
+    "}\n"
+    "\n"
+    "DEVICE u32 align_rows(const moer_maps_args &a, u32 rows) { return a.maps.block_size \? (rows + a.maps.block_size - 1) / a.maps.block_size * a.maps.block_size : 0; }\n"
+    "\n"
+    "/* Where an expert's rows are, and what else has an entry per expert. `at`: sums over the experts before it, and then with it. */\n"
+    "template <class Starts, class Aligned>\n"
+    "DEVICE void place_expert(const moer_maps_args &a, Starts &starts, Aligned &aligned, u32 e, u32 count, sums &at) {\n"
+    "    starts[e] = at.rows;\n"
+    "    aligned[e] = at.aligned;\n"
+    "    if (block_index_x() == 0) {\n"
+    "        if (a.maps.expert_offsets) a.maps.expert_offsets[e] = (int)at.rows;\n"
+    "        if (count && a.maps.distinct_experts) a.maps.distinct_experts[at.distinct] = (int)e;\n"
+    "        if (count && a.maps.distinct_offsets) a.maps.distinct_offsets[at.distinct] = (int)at.rows;\n"
+    "    }\n"
+    "    at.rows += count;\n"
+    "    at.distinct += count != 0;\n"
+    "    at.aligned += align_rows(a, count);\n"
+    "}\n"
+    "\n"
+    "/* The same for the end, by one thread. */\n"
+    "template <class Starts, class Aligned>\n"
+    "DEVICE void place_end(const moer_maps_args &a, Starts &starts, Aligned &aligned, const sums &total) {\n"
+    "    starts[LOCAL_EXPERTS] = total.rows;\n"
+    "    aligned[LOCAL_EXPERTS] = total.aligned;\n"
+    "    if (block_index_x() == 0) {\n"
+    "        if (a.maps.expert_offsets) a.maps.expert_offsets[LOCAL_EXPERTS] = (int)total.rows;\n"
+    "        if (a.maps.distinct_offsets) a.maps.distinct_offsets[total.distinct] = (int)total.rows;\n"
+    "        if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)total.distinct;\n"
+    "        if (a.maps.block_size && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)total.aligned;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* The padding of every expert's aligned rows, and the experts of blocks. */\n"
+    "template <class Starts, class Aligned>\n"
+    "DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {\n"
+    "    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;\n"
+    "    const u32 aligned_rows = aligned[LOCAL_EXPERTS];\n"
+    "    if (a.maps.aligned_row_to_pair) {\n",
+    "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
+    "            const u32 end = aligned[e + 1];\n"
+    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "        }\n"
+    "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "    }\n"
+    "    if (a.maps.block_to_expert)\n"
+    "        for (u32 i = thread; i < a.maps.aligned_capacity / a.maps.block_size; i += threads) {\n"
+    "            int expert = -1;\n"
+    "            if (i * a.maps.block_size < aligned_rows) { /* last expert whose blocks start at or before this one */\n"
+    "                u32 low = 0, high = LOCAL_EXPERTS;\n"
+    "                while (high - low > 1) {\n"
+    "                    const u32 middle = (low + high) / 2;\n"
+    "                    if (aligned[middle] <= i * a.maps.block_size) low = middle;\n"
+    "                    else high = middle;\n"
+    "                }\n"
+    "                expert = (int)low;\n"
+    "            }\n"
+    "            a.maps.block_to_expert[i] = expert;\n"
+    "        }\n"
+    "}\n"
+    "\n",
+    NULL};
+static const char *const moer_source_19[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -4847,7 +4972,7 @@ static const char *const moer_source_18[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* topk.cu */
+static const char *const moer_source_20[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp a\n"
     "  token, eight a block. Constants: those of select.h.\n"
@@ -4866,7 +4991,7 @@ static const char *const moer_source_19[] = { /* topk.cu */
     "    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* maps.cu */
+static const char *const moer_source_21[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.\n"
     "\n"
@@ -4888,48 +5013,24 @@ static const char *const moer_source_20[] = { /* maps.cu */
     "#include \"placement.h\"\n"
     "\n"
     "#define SORT_THREADS 256\n"
+    "#include \"sort.h\"\n"
+    "\n"
     "#define SCAN_WARPS (SORT_THREADS / 32)\n"
     "/* Warps that have cursors: as many as shared memory has room for. */\n"
     "#define SORT_WARPS (LOCAL_EXPERTS <= 512 \? 8 : LOCAL_EXPERTS <= 1024 \? 4 : 2)\n"
     "/* Experts that a thread adds up, consecutive ones. */\n"
     "#define THREAD_EXPERTS ((LOCAL_EXPERTS + SORT_THREADS - 1) / SORT_THREADS)\n"
-    "#define NOT_LOCAL 0xffffffffu\n"
     "\n"
     "/* Pairs of a warp's part of a share; a share has SORT_WARPS of them. */\n"
     "DEVICE u32 part_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32; }\n"
-    "\n"
-    "/* Local expert of a pair, or NOT_LOCAL. */\n"
-    "DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) {\n"
-    "    if (pair >= num_valid_pairs) return NOT_LOCAL;\n"
-    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], (u32)pair / K) - FIRST_EXPERT;\n"
-    "    return local < LOCAL_EXPERTS \? local : NOT_LOCAL;\n"
-    "}\n"
-    "\n"
-    "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
-    "\n"
-    "/* A pair's share in the running totals, which count experts before placement. */\n"
-    "DEVICE void add_load(const moer_maps_args &a, u64 pair) {\n"
-    "    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
-    "}\n"
     "\n"
     "KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {\n"
     "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
-    "    const u32 num_valid = valid_pairs(a), share = part_size(a) * SORT_WARPS;\n"
-    "    const u64 first = (u64)block_index_x() * share;\n"
-    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) counts[e] = 0;\n"
-    "    block_barrier();\n"
-    "    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {\n"
-    "        const u32 expert = local_expert(a, first + i, num_valid);\n"
-    "        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);\n"
-    "        add_load(a, first + i);\n"
-    "    }\n"
-    "    block_barrier();\n"
-    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];\n"
+    "    const u32 share = part_size(a) * SORT_WARPS;\n"
+    "    count_share(a, counts, (u64)block_index_x() * share, share);\n"
     "}\n"
-    "\n"
-    "struct sums { u32 rows, distinct, aligned; };\n"
     "\n"
     "/* Sums over the threads before this one; total: over all. */\n"
     "template <class Words>\n"
@@ -4939,7 +5040,7 @@ static const char *const moer_source_20[] = { /* maps.cu */
     "#pragma unroll\n"
     "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
     "        const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);\n"
-    "        if (lane < delta) continue;\n",
+    "        if (lane < delta) continue;\n"
     "        s.rows += rows;\n"
     "        s.distinct += distinct;\n"
     "        s.aligned += aligned;\n"
@@ -4968,46 +5069,16 @@ static const char *const moer_source_20[] = { /* maps.cu */
     "    return s;\n"
     "}\n"
     "\n"
-    "DEVICE u32 align_rows(const moer_maps_args &a, u32 rows) { return a.maps.block_size \? (rows + a.maps.block_size - 1) / a.maps.block_size * a.maps.block_size : 0; }\n"
-    "\n"
     "/* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */\n"
     "template <class Cursors>\n"
     "DEVICE u32 take_row(Cursors &cursors, u32 expert) {\n"
     "    const u32 peers = warp_match(expert), lane = lane_index(), at = warp_index() * LOCAL_EXPERTS + expert;\n"
     "    u32 row = 0;\n"
     "    if (expert != NOT_LOCAL) row = cursors[at] + popcount(peers & ((1u << lane) - 1));\n"
-    "    warp_barrier();\n"
+    "    warp_barrier();\n",
     "    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[at] = row + 1; /* the last of its peers */\n"
     "    warp_barrier();\n"
     "    return row;\n"
-    "}\n"
-    "\n"
-    "/* The padding of every expert's aligned rows, and the experts of blocks. */\n"
-    "template <class Starts, class Aligned>\n"
-    "DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {\n"
-    "    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;\n"
-    "    const u32 aligned_rows = aligned[LOCAL_EXPERTS];\n"
-    "    if (a.maps.aligned_row_to_pair) {\n"
-    "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
-    "            const u32 end = aligned[e + 1];\n"
-    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
-    "        }\n"
-    "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
-    "    }\n"
-    "    if (a.maps.block_to_expert)\n"
-    "        for (u32 i = thread; i < a.maps.aligned_capacity / a.maps.block_size; i += threads) {\n"
-    "            int expert = -1;\n"
-    "            if (i * a.maps.block_size < aligned_rows) { /* last expert whose blocks start at or before this one */\n"
-    "                u32 low = 0, high = LOCAL_EXPERTS;\n"
-    "                while (high - low > 1) {\n"
-    "                    const u32 middle = (low + high) / 2;\n"
-    "                    if (aligned[middle] <= i * a.maps.block_size) low = middle;\n"
-    "                    else high = middle;\n"
-    "                }\n"
-    "                expert = (int)low;\n"
-    "            }\n"
-    "            a.maps.block_to_expert[i] = expert;\n"
-    "        }\n"
     "}\n"
     "\n"
     "KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {\n"
@@ -5024,7 +5095,7 @@ static const char *const moer_source_20[] = { /* maps.cu */
     "    /* Pairs of each warp's part. */\n"
     "    for (u32 i = thread; i < SORT_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) cursors[i] = 0;\n"
     "    block_barrier();\n"
-    "    if (warp < SORT_WARPS)\n",
+    "    if (warp < SORT_WARPS)\n"
     "        for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {\n"
     "            const u32 expert = local_expert(a, begin + i, num_valid);\n"
     "            if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);\n"
@@ -5056,33 +5127,15 @@ static const char *const moer_source_20[] = { /* maps.cu */
     "    for (u32 i = 0; i < THREAD_EXPERTS; i++) {\n"
     "        const u32 e = first + i;\n"
     "        if (e >= LOCAL_EXPERTS) break;\n"
-    "        starts[e] = at.rows;\n"
-    "        aligned[e] = at.aligned;\n"
     "        u32 row = at.rows + before[i];\n"
     "        for (u32 w = 0; w < SORT_WARPS; w++) {\n"
     "            const u32 pairs = cursors[w * LOCAL_EXPERTS + e];\n"
     "            cursors[w * LOCAL_EXPERTS + e] = row;\n"
     "            row += pairs;\n"
     "        }\n"
-    "        if (block == 0) {\n"
-    "            if (a.maps.expert_offsets) a.maps.expert_offsets[e] = (int)at.rows;\n"
-    "            if (count[i] && a.maps.distinct_experts) a.maps.distinct_experts[at.distinct] = (int)e;\n"
-    "            if (count[i] && a.maps.distinct_offsets) a.maps.distinct_offsets[at.distinct] = (int)at.rows;\n"
-    "        }\n"
-    "        at.rows += count[i];\n"
-    "        at.distinct += count[i] != 0;\n"
-    "        at.aligned += align_rows(a, count[i]);\n"
+    "        place_expert(a, starts, aligned, e, count[i], at);\n"
     "    }\n"
-    "    if (thread == 0) {\n"
-    "        starts[LOCAL_EXPERTS] = total.rows;\n"
-    "        aligned[LOCAL_EXPERTS] = total.aligned;\n"
-    "        if (block == 0) {\n"
-    "            if (a.maps.expert_offsets) a.maps.expert_offsets[LOCAL_EXPERTS] = (int)total.rows;\n"
-    "            if (a.maps.distinct_offsets) a.maps.distinct_offsets[total.distinct] = (int)total.rows;\n"
-    "            if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)total.distinct;\n"
-    "            if (a.maps.block_size && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)total.aligned;\n"
-    "        }\n"
-    "    }\n"
+    "    if (thread == 0) place_end(a, starts, aligned, total);\n"
     "    block_barrier();\n"
     "\n"
     "    for (u32 i = 0; warp < SORT_WARPS && i < part; i += 32) {\n"
@@ -5105,7 +5158,200 @@ static const char *const moer_source_20[] = { /* maps.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* matmul.cu */
+static const char *const moer_source_22[] = { /* maps_cub.cu */
+    "/*\n"
+    "  maps_cub.cu: the expert maps of any number of pairs, as maps.cu makes them, by CUB's block primitives: more threads a block, and all\n"
+    "  of a thread's pairs at once, where maps.cu goes through them in rounds. The one kernel family that needs headers of others.\n"
+    "\n"
+    "  moe_route_maps_cub_count    a block counts the experts of its share of consecutive pairs\n"
+    "  moe_route_maps_cub_scatter  every block adds up the counts of all shares, as in maps.cu, then sorts its share tile by tile\n"
+    "  moe_route_maps_cub_block    up to 8192 pairs: one block sorts them all\n"
+    "\n"
+    "  A tile is ranked by BlockRadixRankMatch with the local expert as the digit, and one more for pairs without a row, so that ranks are rows\n"
+    "  where there is one tile. The tile is brought into the order of rows in shared memory first: neighbours of a row are written by\n"
+    "  neighbouring threads, where scattered words would cost a store each.\n"
+    "\n"
+    "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS, those of placement.h, and SORT_THREADS: as many as shared memory has\n"
+    "  counters for, a digit and warp each (layer.c).\n"
+    "*/\n"
+    "enum : unsigned int { NUM_EXPERTS = E, SLOTS = K };\n"
+    "#undef E /* names of template parameters there */\n"
+    "#undef K\n"
+    "#include <cub/block/block_radix_rank.cuh>\n"
+    "#include <cub/block/block_scan.cuh>\n"
+    "#define E NUM_EXPERTS\n"
+    "#define K SLOTS\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"tokens.h\"\n"
+    "#include \"placement.h\"\n"
+    "#include \"sort.h\"\n"
+    "\n"
+    "#define TILE 1024u     /* pairs that the scatter kernel sorts at a time */\n"
+    "#define MAX_TILE 8192u /* and the block kernel */\n"
+    "\n"
+    "DEVICE constexpr int digit_bits() {\n"
+    "    int bits = 1;\n"
+    "    while ((1u << bits) <= LOCAL_EXPERTS) bits++;\n"
+    "    return bits;\n"
+    "}\n"
+    "\n"
+    "typedef cub::BlockRadixRankMatch<SORT_THREADS, digit_bits(), false, cub::BLOCK_SCAN_WARP_SCANS> tile_rank;\n"
+    "typedef cub::BlockScan<sums, SORT_THREADS, cub::BLOCK_SCAN_WARP_SCANS> expert_scan;\n"
+    "/* Digits of a thread, consecutive ones. */\n"
+    "#define BINS tile_rank::BINS_TRACKED_PER_THREAD\n"
+    "\n"
+    "DEVICE constexpr u32 larger(u32 a, u32 b) { return a > b \? a : b; }\n"
+    "\n"
+    "struct expert_digit {\n"
+    "    DEVICE u32 Digit(u32 expert) { return expert; }\n"
+    "};\n"
+    "\n"
+    "DEVICE sums operator+(const sums &a, const sums &b) { return {a.rows + b.rows, a.distinct + b.distinct, a.aligned + b.aligned}; }\n"
+    "\n"
+    "/* A thread's pairs lie 32 apart, a warp's together: the order in which tile_rank ranks equal digits. */\n"
+    "template <u32 PAIRS>\n"
+    "DEVICE u32 place_in_tile(u32 i) { return (warp_index() * PAIRS + i) * 32 + lane_index(); }\n"
+    "\n"
+    "/* A thread's part of a ranked tile. */\n"
+    "template <u32 PAIRS>\n"
+    "struct ranked {\n"
+    "    u32 expert[PAIRS]; /* LOCAL_EXPERTS where the pair has no row */\n"
+    "    int rank[PAIRS];\n"
+    "    int count[BINS], start[BINS]; /* of its digits: pairs, and the first rank */\n"
+    "};\n"
+    "\n"
+    "template <u32 PAIRS, class Words>\n"
+    "DEVICE void rank_tile(const moer_maps_args &a, u64 begin, u32 num_valid, Words &words, ranked<PAIRS> &r) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < PAIRS; i++) {\n"
+    "        const u32 local = local_expert(a, begin + place_in_tile<PAIRS>(i), num_valid);\n"
+    "        r.expert[i] = local != NOT_LOCAL \? local : LOCAL_EXPERTS;\n"
+    "    }\n"
+    "    tile_rank(SHARED_AS(tile_rank::TempStorage, words)).RankKeys(r.expert, r.rank, expert_digit(), r.start, [&](int (&counts)[BINS]) {\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < BINS; i++) r.count[i] = counts[i];\n"
+    "    });\n"
+    "}\n"
+    "\n"
+    "/* The rows of a ranked tile, whose row of rank 0 would be `offset(expert)`; `words` is free again after a barrier. */\n"
+    "template <u32 PAIRS, class Words, class Starts, class Aligned, class Offset>\n"
+    "DEVICE void write_tile(const moer_maps_args &a, u64 begin, u32 tile_rows, u32 all_rows, const ranked<PAIRS> &r, Words &words, Starts &starts, Aligned &aligned, Offset offset) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < PAIRS; i++) {\n"
+    "        const u32 expert = r.expert[i], place = place_in_tile<PAIRS>(i);\n"
+    "        const u64 pair = begin + place;\n"
+    "        words[r.rank[i]] = expert << 16 | place;\n"
+    "        if (pair >= a.num_pairs) continue;\n",
+    "        if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != LOCAL_EXPERTS \? r.rank[i] + (int)offset(expert) : -1;\n"
+    "        if (pair >= all_rows) { /* the row of this number doesn't exist */\n"
+    "            if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
+    "            if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
+    "        }\n"
+    "    }\n"
+    "    block_barrier();\n"
+    "    for (u32 rank = thread_index(); rank < tile_rows; rank += SORT_THREADS) {\n"
+    "        const u32 word = words[rank], expert = word >> 16, row = rank + offset(expert);\n"
+    "        const int pair = (int)(begin + (word & 0xffffu));\n"
+    "        if (a.maps.row_to_pair) a.maps.row_to_pair[row] = pair;\n"
+    "        if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
+    "        if (a.maps.aligned_row_to_pair) a.maps.aligned_row_to_pair[aligned[expert] + (row - starts[expert])] = pair;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Places all experts, of which a thread has the counts of its digits. Returns the sums over all; ends with a barrier. */\n"
+    "template <class Starts, class Aligned, class Words>\n"
+    "DEVICE sums place_experts(const moer_maps_args &a, const int (&count)[BINS], Starts &starts, Aligned &aligned, Words &scan_words) {\n"
+    "    const u32 first = thread_index() * BINS;\n"
+    "    sums own = {0, 0, 0}, at, total;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < BINS; i++)\n"
+    "        if (first + i < LOCAL_EXPERTS) own = own + sums{(u32)count[i], count[i] != 0, align_rows(a, (u32)count[i])};\n"
+    "    expert_scan(SHARED_AS(expert_scan::TempStorage, scan_words)).ExclusiveSum(own, at, total);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < BINS; i++)\n"
+    "        if (first + i < LOCAL_EXPERTS) place_expert(a, starts, aligned, first + i, (u32)count[i], at);\n"
+    "    if (thread_index() == 0) place_end(a, starts, aligned, total);\n"
+    "    block_barrier();\n"
+    "    return total;\n"
+    "}\n"
+    "\n"
+    "/* Pairs of a share, whole tiles. */\n"
+    "DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + TILE - 1) / TILE * TILE; }\n"
+    "\n"
+    "KERNEL(moe_route_maps_cub_count, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    count_share(a, counts, (u64)block_index_x() * share_size(a), share_size(a));\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_cub_scatter, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);\n"
+    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1);\n"
+    "    SHARED(u32, offsets, LOCAL_EXPERTS + 1); /* of the tile: from rank to row; at the end its number of rows */\n"
+    "    SHARED(u32, words, larger(SHARED_WORDS(tile_rank::TempStorage), TILE));\n"
+    "    SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_valid = valid_pairs(a), share = share_size(a), first = thread_index() * BINS;\n"
+    "    const u64 begin = (u64)block_index_x() * share;\n"
+    "    int count[BINS];  /* all pairs of the thread's experts */\n"
+    "    u32 before[BINS]; /* and those of the shares before this one */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < BINS; i++) {\n"
+    "        const int *counts = a.block_counts + first + i;\n"
+    "        count[i] = 0;\n"
+    "        before[i] = 0;\n"
+    "#pragma unroll 16\n"
+    "        for (u32 b = 0; b < a.num_blocks && first + i < LOCAL_EXPERTS; b++) {\n"
+    "            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);\n"
+    "            count[i] += (int)c;\n"
+    "            before[i] += b < block_index_x() \? c : 0;\n"
+    "        }\n"
+    "    }\n"
+    "    const sums total = place_experts(a, count, starts, aligned, scan_words);\n"
+    "    for (u32 done = 0; done < share && begin + done < a.num_pairs; done += TILE) {\n"
+    "        ranked<TILE / SORT_THREADS> r;\n"
+    "        rank_tile<TILE / SORT_THREADS>(a, begin + done, num_valid, words, r);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < BINS; i++) {\n"
+    "            const u32 e = first + i;\n"
+    "            if (e < LOCAL_EXPERTS) offsets[e] = starts[e] + before[i] - (u32)r.start[i];\n"
+    "            if (e == LOCAL_EXPERTS) offsets[e] = (u32)r.start[i];\n",
+    "            before[i] += (u32)r.count[i];\n"
+    "        }\n"
+    "        block_barrier();\n"
+    "        write_tile<TILE / SORT_THREADS>(a, begin + done, offsets[LOCAL_EXPERTS], total.rows, r, words, starts, aligned, [&](u32 expert) { return (u32)offsets[expert]; });\n"
+    "        block_barrier();\n"
+    "    }\n"
+    "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
+    "}\n"
+    "\n"
+    "template <u32 PAIRS, class Words, class Starts, class Aligned, class ScanWords>\n"
+    "DEVICE void sort_all(const moer_maps_args &a, Words &words, Starts &starts, Aligned &aligned, ScanWords &scan_words) {\n"
+    "    const u32 num_valid = valid_pairs(a);\n"
+    "    ranked<PAIRS> r;\n"
+    "    rank_tile<PAIRS>(a, 0, num_valid, words, r);\n"
+    "    const sums total = place_experts(a, r.count, starts, aligned, scan_words);\n"
+    "    write_tile<PAIRS>(a, 0, total.rows, total.rows, r, words, starts, aligned, [](u32) { return 0u; });\n"
+    "    for (u32 pair = thread_index(); pair < num_valid; pair += SORT_THREADS) add_load(a, pair);\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_cub_block, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */\n"
+    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */\n"
+    "    SHARED(u32, words, larger(SHARED_WORDS(tile_rank::TempStorage), MAX_TILE));\n"
+    "    SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    /* Two sizes: each is more to compile, and a pair too many costs a thread few instructions. */\n"
+    "    if (a.num_pairs <= MAX_TILE / 4) sort_all<MAX_TILE / 4 / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
+    "    else sort_all<MAX_TILE / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
+    "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_23[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -5355,7 +5601,7 @@ static const char *const moer_source_21[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* grouped.cu */
+static const char *const moer_source_24[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -5582,7 +5828,7 @@ static const char *const moer_source_22[] = { /* grouped.cu */
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* down.cu */
+static const char *const moer_source_25[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -5708,7 +5954,7 @@ static const char *const moer_source_23[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* combine.cu */
+static const char *const moer_source_26[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -5767,7 +6013,7 @@ static const char *const moer_source_24[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* expand.cu */
+static const char *const moer_source_27[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -5800,7 +6046,7 @@ static const char *const moer_source_25[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* dispatch.cu */
+static const char *const moer_source_28[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
@@ -5835,7 +6081,7 @@ static const char *const moer_source_26[] = { /* dispatch.cu */
     "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_27[] = { /* dispatch_large.cu */
+static const char *const moer_source_29[] = { /* dispatch_large.cu */
     "/*\n"
     "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
     "\n"
@@ -5900,7 +6146,7 @@ static const char *const moer_source_27[] = { /* dispatch_large.cu */
     "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_28[] = { /* slots.cu */
+static const char *const moer_source_30[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -5958,19 +6204,21 @@ static const moer_source moer_sources[] = {
     {"vector.h", moer_source_15},
     {"epilogue.h", moer_source_16},
     {"dispatch.h", moer_source_17},
-    {"route.cu", moer_source_18},
-    {"topk.cu", moer_source_19},
-    {"maps.cu", moer_source_20},
-    {"matmul.cu", moer_source_21},
-    {"grouped.cu", moer_source_22},
-    {"down.cu", moer_source_23},
-    {"combine.cu", moer_source_24},
-    {"expand.cu", moer_source_25},
-    {"dispatch.cu", moer_source_26},
-    {"dispatch_large.cu", moer_source_27},
-    {"slots.cu", moer_source_28},
+    {"sort.h", moer_source_18},
+    {"route.cu", moer_source_19},
+    {"topk.cu", moer_source_20},
+    {"maps.cu", moer_source_21},
+    {"maps_cub.cu", moer_source_22},
+    {"matmul.cu", moer_source_23},
+    {"grouped.cu", moer_source_24},
+    {"down.cu", moer_source_25},
+    {"combine.cu", moer_source_26},
+    {"expand.cu", moer_source_27},
+    {"dispatch.cu", moer_source_28},
+    {"dispatch_large.cu", moer_source_29},
+    {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "e6506319beaef86693bc8e7fac2ba8877364f87ab549894935a3e2dc7af59800";
+static const char moer_sources_digest[] = "159aa3df77452d023e13d21b51f7eba01ebb54bb5ac7f22d732fc083ef336b12";
 
 /* ---- src/base.c ---- */
 /*
@@ -7225,6 +7473,7 @@ static int moer_nvrtc_accept(moer_nvrtc_search *search, void *library, const cha
         {"nvrtcGetCUBIN", offsetof(moer_nvrtc, nvrtcGetCUBIN), MOER_REQUIRED},
         {"nvrtcGetPTXSize", offsetof(moer_nvrtc, nvrtcGetPTXSize), MOER_REQUIRED},
         {"nvrtcGetPTX", offsetof(moer_nvrtc, nvrtcGetPTX), MOER_REQUIRED},
+        {"nvrtcInstallBundledHeaders", offsetof(moer_nvrtc, nvrtcInstallBundledHeaders), MOER_OPTIONAL},
     };
     moer_nvrtc *found = &search->found;
     const char *missing = moer_symbols_find(library, symbols, MOER_COUNT(symbols), found);
@@ -7294,7 +7543,8 @@ static int moer_nvrtc_try_toolkit(moer_nvrtc_search *search, const char *root) {
 }
 
 /* A folder into which pip installs packages. CUDA 12's NVRTC has a folder of its own, later ones share one a major. */
-static int moer_nvrtc_try_packages(moer_nvrtc_search *search, const char *packages) {
+static int moer_nvrtc_try_packages(void *user, const char *packages) {
+    moer_nvrtc_search *search = (moer_nvrtc_search *)user;
 #if defined(_WIN32)
     static const char own[] = "/nvidia/cuda_nvrtc/bin", shared_format[] = "%s/nvidia/cu%d/bin/x86_64";
 #else
@@ -7314,14 +7564,12 @@ static int moer_nvrtc_try_packages(moer_nvrtc_search *search, const char *packag
            moer_nvrtc_try_folder(search, folder);
 }
 
-/* A prefix that Python is installed under. */
-static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) {
+static int moer_python_packages(const char *prefix, int (*visit)(void *user, const char *packages), void *user) {
     char packages[MOER_PATH_MAX];
     if (!prefix || !moer_path_is_absolute(prefix)) return 0;
 #if defined(_WIN32)
     packages[0] = '\0';
-    return moer_append(packages, sizeof packages, "%s/Lib/site-packages", prefix) &&
-           moer_nvrtc_try_packages(search, packages);
+    return moer_append(packages, sizeof packages, "%s/Lib/site-packages", prefix) && visit(user, packages);
 #else
     {
         static const char *const names[] = {"site-packages", "dist-packages"};
@@ -7331,7 +7579,7 @@ static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) 
             for (i = 0; i < MOER_COUNT(names); i++) {
                 packages[0] = '\0';
                 if (moer_append(packages, sizeof packages, "%s/lib/python3.%d/%s", prefix, minor, names[i]) &&
-                    moer_path_inspect(packages) == MOER_PATH_FOLDER && moer_nvrtc_try_packages(search, packages)) {
+                    moer_path_inspect(packages) == MOER_PATH_FOLDER && visit(user, packages)) {
                     return 1;
                 }
             }
@@ -7339,6 +7587,10 @@ static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) 
         return 0;
     }
 #endif
+}
+
+static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) {
+    return moer_python_packages(prefix, moer_nvrtc_try_packages, search);
 }
 
 /* A path that the user gave: the library, or the folder that holds it. */
@@ -7476,6 +7728,216 @@ static moe_route_status moer_nvrtc_open(moe_route_context *context) {
     return status;
 }
 
+/* ---- src/cub_find.c ---- */
+/*
+  cub_find.c: finds CUB's headers, which the kernel sources that include some are compiled with: in the CUDA toolkit, in a pip package, or
+  bundled with NVRTC. What is compiled with them belongs to nvrtc.c.
+
+  CUB brings the rest of CCCL that it includes, libcu++ and a little of Thrust, in the same folder. In dist/moe_route.h all of that is
+  embedded, and nothing is looked for.
+*/
+
+#ifndef MOER_EMBEDDED_CUB
+
+#define MOER_CUB_HEADER "cub/block/block_radix_rank.cuh"
+
+typedef struct moer_cub_search {
+    moer_cub *found;
+    char tried[8192]; /* a line for each place, for the message */
+} moer_cub_search;
+
+static int moer_cub_try(moer_cub_search *search, const char *folder) {
+    char path[MOER_PATH_MAX];
+    path[0] = '\0';
+    moer_append(search->tried, sizeof search->tried, "\n  %s", folder);
+    return moer_append(path, sizeof path, "%s/" MOER_CUB_HEADER, folder) && moer_path_inspect(path) == MOER_PATH_FILE &&
+           moer_text_set(search->found->folder, sizeof search->found->folder, folder);
+}
+
+/* A folder of header files: from CUDA 13 on CUB has one in it. */
+static int moer_cub_try_include(moer_cub_search *search, const char *root, const char *include) {
+    char folder[MOER_PATH_MAX];
+    size_t length;
+    if (!root || !moer_path_is_absolute(root)) return 0;
+    folder[0] = '\0';
+    if (!moer_append(folder, sizeof folder, "%s%s", root, include) || moer_path_inspect(folder) != MOER_PATH_FOLDER) return 0;
+    length = strlen(folder);
+    if (moer_append(folder, sizeof folder, "/cccl") && moer_path_inspect(folder) == MOER_PATH_FOLDER && moer_cub_try(search, folder)) return 1;
+    folder[length] = '\0';
+    return moer_cub_try(search, folder);
+}
+
+static int moer_cub_try_toolkit(moer_cub_search *search, const char *root) {
+#if defined(_WIN32)
+    static const char *const folders[] = {"/include", "/Library/include"};
+#else
+    static const char *const folders[] = {"/include", "/targets/x86_64-linux/include", "/targets/sbsa-linux/include"};
+#endif
+    size_t i;
+    for (i = 0; i < MOER_COUNT(folders); i++)
+        if (moer_cub_try_include(search, root, folders[i])) return 1;
+    return 0;
+}
+
+/* A folder into which pip installs packages. CUDA 12's CUB has a folder of its own, later ones share one a major. */
+static int moer_cub_try_packages(void *user, const char *packages) {
+    moer_cub_search *search = (moer_cub_search *)user;
+    char folder[64];
+    int major;
+    for (major = MOER_NVRTC_NEWEST_MAJOR; major > MOER_NVRTC_OLDEST_MAJOR; major--) {
+        folder[0] = '\0';
+        moer_append(folder, sizeof folder, "/nvidia/cu%d/include", major);
+        if (moer_cub_try_include(search, packages, folder)) return 1;
+    }
+    return moer_cub_try_include(search, packages, "/nvidia/cuda_cccl/include");
+}
+
+/* Beside NVRTC: of the same toolkit, or installed by the same pip. */
+static int moer_cub_try_beside_nvrtc(moer_cub_search *search, const char *library) {
+    char folder[MOER_PATH_MAX];
+    int level;
+    if (!moer_path_is_absolute(library) || !moer_text_set(folder, sizeof folder, library) || !moer_path_parent(folder)) return 0;
+    for (level = 0; level < 2 && moer_path_parent(folder); level++)
+        if (moer_cub_try_include(search, folder, "/include") || moer_cub_try_include(search, folder, "/cuda_cccl/include")) return 1;
+    return 0;
+}
+
+/* Headers that NVRTC brings itself have to be unpacked, 26 MB: into the cache folder, where they stay. */
+static int moer_cub_try_bundled(moe_route_context *context, moer_cub_search *search) {
+    const moer_nvrtc *nvrtc = &context->nvrtc;
+    const char *log = NULL;
+    char folder[MOER_PATH_MAX], why[512] = "";
+    int result;
+    if (!nvrtc->nvrtcInstallBundledHeaders) return 0;
+    if (!context->cache.folder[0] || !moer_text_set(folder, sizeof folder, context->cache.folder) || !moer_path_parent(folder)) {
+        moer_append(search->tried, sizeof search->tried, "\n  NVRTC itself, which can't unpack its headers: there is no cache folder");
+        return 0;
+    }
+    if (!moer_append(folder, sizeof folder, "/nvrtc_headers_%d.%d", nvrtc->version / 1000, nvrtc->version % 1000 / 10)) return 0;
+    result = nvrtc->nvrtcInstallBundledHeaders(folder, 0, &log);
+    if (result == 0 && moer_cache_check_folder(&context->cache, folder, 0, why, sizeof why)) return moer_cub_try_include(search, folder, "");
+    moer_append(search->tried, sizeof search->tried, "\n  %s, for NVRTC's own headers: %s", folder, result == 0 ? why : log ? log : nvrtc->nvrtcGetErrorString(result));
+    return 0;
+}
+
+static int moer_cub_try_places(moe_route_context *context, moer_cub_search *search) {
+    char value[MOER_PATH_MAX];
+    if (moer_cub_try_bundled(context, search)) return 1;
+    if (moer_cub_try_beside_nvrtc(search, context->nvrtc.path)) return 1;
+    if (moer_cub_try_toolkit(search, moer_environment("CUDA_HOME", value, sizeof value))) return 1;
+    if (moer_cub_try_toolkit(search, moer_environment("CUDA_PATH", value, sizeof value))) return 1;
+#if !defined(_WIN32)
+    if (moer_cub_try_toolkit(search, "/usr/local/cuda")) return 1;
+#endif
+    if (moer_python_packages(moer_environment("VIRTUAL_ENV", value, sizeof value), moer_cub_try_packages, search)) return 1;
+    if (moer_python_packages(moer_environment("CONDA_PREFIX", value, sizeof value), moer_cub_try_packages, search)) return 1;
+    if (moer_cub_try_toolkit(search, moer_environment("CONDA_PREFIX", value, sizeof value))) return 1;
+#if !defined(_WIN32)
+    if (moer_home_folder(value, sizeof value) && moer_append(value, sizeof value, "/.local") && moer_python_packages(value, moer_cub_try_packages, search)) return 1;
+    return moer_python_packages("/usr/local", moer_cub_try_packages, search);
+#else
+    return 0;
+#endif
+}
+
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub) {
+    char value[MOER_PATH_MAX], absolute[MOER_PATH_MAX];
+    const char *named = moer_environment("MOE_ROUTE_CUB_PATH", value, sizeof value);
+    moer_cub_search *search;
+    moe_route_status status = MOE_ROUTE_OK;
+    memset(cub, 0, sizeof *cub);
+    search = (moer_cub_search *)moer_alloc(context, sizeof *search);
+    if (!search) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while looking for CUB");
+    search->found = cub;
+    if (named) {
+        if (!moer_path_absolute(named, absolute, sizeof absolute) || !moer_cub_try(search, absolute))
+            status = moer_fail(context, MOE_ROUTE_ERROR_NO_COMPILER,
+                               "CUB's headers, which cub_maps needs, aren't where MOE_ROUTE_CUB_PATH says: %s has no " MOER_CUB_HEADER, named);
+    } else if (!moer_cub_try_places(context, search)) {
+        status = moer_fail(context, MOE_ROUTE_ERROR_NO_COMPILER,
+                           "CUB's headers, which cub_maps needs, aren't there. Install the CUDA toolkit, or do `pip install nvidia-cuda-cccl`, or "
+                           "set MOE_ROUTE_CUB_PATH to the folder that holds cub/ and cuda/, or build the program with dist/moe_route.h, which has "
+                           "them in it (`make dist`), or leave cub_maps OFF. Looked for %s in:%s",
+                           MOER_CUB_HEADER, search->tried);
+    }
+    moer_free(context, search);
+    if (status == MOE_ROUTE_OK) moer_log(context, MOE_ROUTE_LOG_INFO, "CUB: %s", cub->folder);
+    return status;
+}
+
+#endif /* MOER_EMBEDDED_CUB */
+
+/* ---- src/cub_embedded.c ---- */
+/*
+  cub_embedded.c: unpacks CUB's headers where tools/embed_cub.c has put them into the library, as it does for dist/moe_route.h. Where they are
+  looked for otherwise is decided in cub_find.c.
+
+  They were packed for string literals: what is packed is printable, and most of it stands for itself. $ is a line feed. ` and @ copy
+  something from before: digits in base 88 tell how far back it begins (two digits, or three behind @), and then how much it is beyond 5
+  (or 6) characters: a digit of 87 is followed by more. `$ and one of 0 to 3 is a zero byte, `, @ or $.
+*/
+
+#ifdef MOER_EMBEDDED_CUB
+
+#define MOER_PACKED_DIGITS "#%&'()*+,-./0123456789:;<=>ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_abcdefghijklmnopqrstuvwxyz{|}~!"
+
+#define MOER_PACKED_BASE (sizeof MOER_PACKED_DIGITS - 1)
+
+typedef struct moer_packed { /* a place in the pieces */
+    const char *const *piece;
+    const char *at;
+    unsigned char values[256]; /* of digits */
+} moer_packed;
+
+static char moer_packed_next(moer_packed *from) { /* 0 at the end */
+    if (*from->at == '\0' && *from->piece != NULL && *++from->piece != NULL) from->at = *from->piece;
+    return *from->at != '\0' ? *from->at++ : '\0';
+}
+
+static size_t moer_packed_digit(moer_packed *from) { return from->values[(unsigned char)moer_packed_next(from)]; }
+
+static void moer_cub_unpack(char *text) {
+    static const char escaped[] = {'\0', '`', '@', '$'};
+    moer_packed from;
+    size_t size = 0, i;
+    char c;
+    memset(&from, 0, sizeof from);
+    for (i = 0; i < MOER_PACKED_BASE; i++) from.values[(unsigned char)MOER_PACKED_DIGITS[i]] = (unsigned char)i;
+    from.piece = moer_embedded_cub;
+    from.at = *from.piece;
+    while (size < MOER_EMBEDDED_CUB_SIZE && (c = moer_packed_next(&from)) != '\0') {
+        if (c == '`' || c == '@') {
+            const char first = moer_packed_next(&from);
+            size_t distance, length, more;
+            if (c == '`' && first == '$') {
+                text[size++] = escaped[(moer_packed_next(&from) - '0') & 3];
+                continue;
+            }
+            distance = from.values[(unsigned char)first];
+            for (i = 0; i < (c == '`' ? 1u : 2u); i++) distance = distance * MOER_PACKED_BASE + moer_packed_digit(&from);
+            length = c == '`' ? 5 : 6;
+            do {
+                more = moer_packed_digit(&from);
+                length += more;
+            } while (more == MOER_PACKED_BASE - 1);
+            for (; length > 0 && size < MOER_EMBEDDED_CUB_SIZE && distance > 0 && distance <= size; length--, size++) text[size] = text[size - distance];
+        } else {
+            text[size++] = c == '$' ? '\n' : c;
+        }
+    }
+}
+
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub) {
+    memset(cub, 0, sizeof *cub);
+    cub->text = (char *)moer_alloc(context, MOER_EMBEDDED_CUB_SIZE + 1);
+    if (!cub->text) return moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for CUB's headers");
+    cub->num_headers = MOER_EMBEDDED_CUB_HEADERS;
+    moer_cub_unpack(cub->text);
+    return MOE_ROUTE_OK;
+}
+
+#endif /* MOER_EMBEDDED_CUB */
+
 /* ---- src/nvrtc.c ---- */
 /*
   nvrtc.c: compiles a kernel source with NVRTC. Where NVRTC is found is decided in nvrtc_find.c; which variants exist, and what
@@ -7485,6 +7947,7 @@ static moe_route_status moer_nvrtc_open(moe_route_context *context) {
 #define MOER_NVRTC_NO_CACHE_VERSION 12090
 
 #define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
+#define MOER_NVRTC_ERROR_COMPILATION 6
 #define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
 
 /* What one compilation hands to NVRTC. */
@@ -7497,6 +7960,7 @@ typedef struct moer_nvrtc_inputs {
     const char **options;
     int num_options;
     int ptx;              /* the architecture is a virtual one: only PTX can be had */
+    moer_cub cub;         /* empty where the source needs none */
 } moer_nvrtc_inputs;
 
 static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs *inputs) {
@@ -7504,6 +7968,7 @@ static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs
     moer_free(context, (void *)inputs->headers);
     moer_free(context, inputs->words);
     moer_free(context, (void *)inputs->options);
+    moer_free(context, inputs->cub.text);
 }
 
 static int moer_is_header(const char *name) {
@@ -7529,10 +7994,26 @@ static char *moer_source_join(const moer_source *source, char *text) {
     return text + 1;
 }
 
+/* CUB's headers for a source that includes some. */
+static moe_route_status moer_nvrtc_gather_cub(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
+    const moer_source *source = moer_sources;
+    size_t i;
+    while (source->name && strcmp(source->name, file) != 0) source++;
+    for (i = 0; source->name && source->pieces[i]; i++)
+        if (strstr(source->pieces[i], "#include <cub/")) return moer_cub_get(context, &inputs->cub);
+    return MOE_ROUTE_OK;
+}
+
+static void moer_nvrtc_add_header(moer_nvrtc_inputs *inputs, size_t count, const char *name, const char *text) {
+    inputs->headers[inputs->num_headers] = text;
+    inputs->headers[count + (size_t)inputs->num_headers++] = name;
+}
+
 /* The source `file` and every header. 0: no memory. */
 static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
     const moer_source *source;
-    size_t size = 0, count = 0;
+    size_t size = 0, count = inputs->cub.num_headers, i;
+    const char *cub = inputs->cub.text;
     char *next;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) count++;
@@ -7544,13 +8025,17 @@ static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inpu
     next = inputs->text;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) {
-            inputs->headers[inputs->num_headers] = next;
-            inputs->headers[count + (size_t)inputs->num_headers++] = source->name;
+            moer_nvrtc_add_header(inputs, count, source->name, next);
             next = moer_source_join(source, next);
         } else if (strcmp(source->name, file) == 0) {
             inputs->source = next;
             next = moer_source_join(source, next);
         }
+    }
+    for (i = 0; i < inputs->cub.num_headers; i++) {
+        const char *text = cub + strlen(cub) + 1;
+        moer_nvrtc_add_header(inputs, count, cub, text);
+        cub = text + strlen(text) + 1;
     }
     return 1;
 }
@@ -7601,7 +8086,8 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
                                                   const char *defines) {
     static const char *const fixed[] = {"-no-source-include", "--modify-stack-limit=false", "--no-cache"};
     size_t num_fixed = MOER_COUNT(fixed) - (context->nvrtc.version < MOER_NVRTC_NO_CACHE_VERSION ? 1u : 0u);
-    size_t count = 1 + num_fixed, size, i, w;
+    const char *include = inputs->cub.folder;
+    size_t count = 1 + num_fixed + (include[0] != 0), size, i, w;
     const char *words[2];
     char architecture[64], *next;
     const char *word;
@@ -7616,7 +8102,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
         count += 1;
         size += strlen(words[w]);
     }
-    size += count * sizeof "-D";
+    size += strlen(include) + count * sizeof "-D";
     inputs->words = (char *)moer_alloc(context, size);
     inputs->options = (const char **)moer_alloc(context, count * sizeof *inputs->options);
     if (!inputs->words || !inputs->options) {
@@ -7624,6 +8110,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
     }
     next = moer_nvrtc_add_option(inputs, inputs->words, "", architecture, strlen(architecture));
     for (i = 0; i < num_fixed; i++) next = moer_nvrtc_add_option(inputs, next, "", fixed[i], strlen(fixed[i]));
+    if (include[0]) next = moer_nvrtc_add_option(inputs, next, "-I", include, strlen(include));
     for (w = 0; w < 2; w++) {
         for (word = words[w]; *word;) {
             size_t length = strcspn(word, " ");
@@ -7648,18 +8135,20 @@ static char *moer_nvrtc_log(moe_route_context *context, moer_nvrtc_program progr
     return log;
 }
 
-static moe_route_status moer_nvrtc_fail(moe_route_context *context, const char *file, const char *defines,
-                                        const char *call, int result, const char *log) {
+static moe_route_status moer_nvrtc_fail(moe_route_context *context, const moer_nvrtc_inputs *inputs, const char *file,
+                                        const char *defines, const char *call, int result, const char *log) {
     const moer_nvrtc *nvrtc = &context->nvrtc;
     const char *text = nvrtc->nvrtcGetErrorString(result);
     moe_route_status status =
         result == MOER_NVRTC_ERROR_OUT_OF_MEMORY ? MOE_ROUTE_ERROR_MEMORY : MOE_ROUTE_ERROR_COMPILE;
-    char advice[256] = "";
+    char advice[512 + MOER_PATH_MAX] = "";
     if (result == MOER_NVRTC_ERROR_BUILTIN_OPERATION) {
         char name[64];
         moer_nvrtc_builtins_name(nvrtc->version, name, sizeof name);
         moer_append(advice, sizeof advice, "\nNVRTC needs %s, in the same folder or on the library search path.", name);
     }
+    if (result == MOER_NVRTC_ERROR_COMPILATION && inputs->cub.folder[0])
+        moer_append(advice, sizeof advice, "\nCUB is from %s. That of CUDA 12.9 and later fits every NVRTC from 12.0 on: MOE_ROUTE_CUB_PATH names another; or leave cub_maps OFF.", inputs->cub.folder);
     return moer_fail(context, status, "compiling %s for sm_%u with NVRTC %d.%d (%s): %s: %s%s\nVariant: %s%s%s", file,
                      (unsigned)context->target, nvrtc->version / 1000, nvrtc->version % 1000 / 10, nvrtc->path, call,
                      text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
@@ -7706,7 +8195,7 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
     }
     moer_locale_end(&locale);
     log = moer_nvrtc_log(context, program);
-    if (result != 0) status = moer_nvrtc_fail(context, file, defines, call, result, log);
+    if (result != 0) status = moer_nvrtc_fail(context, inputs, file, defines, call, result, log);
     else if (!memory) status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for the code of %s", file);
     else if (log) moer_log(context, MOE_ROUTE_LOG_INFO, "NVRTC on %s (%s): %s", file, defines, log);
     moer_free(context, log);
@@ -7724,7 +8213,8 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
     if (status != MOE_ROUTE_OK) return status;
     start = moer_milliseconds();
     memset(&inputs, 0, sizeof inputs);
-    if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
+    status = moer_nvrtc_gather_cub(context, &inputs, file);
+    if (status == MOE_ROUTE_OK && !moer_nvrtc_gather_sources(context, &inputs, file)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
     }
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);
@@ -9123,6 +9613,7 @@ MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, 
 static const moer_family moer_family_route = {"route", "route.cu", {"moe_route_route", NULL, NULL}};
 static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk", NULL, NULL}};
 static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", NULL}};
+static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", "moe_route_maps_cub_block"}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
@@ -11639,6 +12130,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         return moer_refuse(context, "dependent_launch", (unsigned long long)desc->dependent_launch, "AUTO (0), ON (1) or OFF (2)");
     if (desc->fused_combine < MOE_ROUTE_AUTO || desc->fused_combine > MOE_ROUTE_OFF)
         return moer_refuse(context, "fused_combine", (unsigned long long)desc->fused_combine, "AUTO (0), ON (1) or OFF (2)");
+    if (desc->cub_maps < MOE_ROUTE_AUTO || desc->cub_maps > MOE_ROUTE_OFF) return moer_refuse(context, "cub_maps", (unsigned long long)desc->cub_maps, "AUTO (0), ON (1) or OFF (2)");
     if (desc->dependent_launch == MOE_ROUTE_ON && context->device != MOE_ROUTE_DEVICE_CPU && context->target < 90)
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: dependent_launch is ON; sm_%u has none, allowed is AUTO or OFF", (unsigned)context->target);
     if (desc->fused_combine == MOE_ROUTE_ON && moer_layer_is_large(layer))
@@ -11646,6 +12138,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
                          (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
     layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
     layer->fused_combine = desc->fused_combine != MOE_ROUTE_OFF;
+    layer->cub_maps = desc->cub_maps == MOE_ROUTE_ON && layer->router.num_local_experts <= MOER_MAX_CUB_EXPERTS;
     layer->grouped = has_gate_up && has_down && moer_uses_tensor_cores(layer, &layer->gate_up) && moer_uses_tensor_cores(layer, &layer->down);
     return MOE_ROUTE_OK;
 }
@@ -11678,12 +12171,21 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
+/* Whether the maps of so many pairs are sorted by maps_cub.cu. */
+static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) { return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS; }
+
+/* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
+   1024 threads would have too few registers each: on sm_120 they spill. */
+static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return layer->router.num_local_experts < 512 ? 512 : 256; }
+
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
+    const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);
     char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
-    return moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+    if (cub) moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
+    return moer_layer_need(layer, cub ? &moer_family_maps_cub : &moer_family_maps, defines, cub ? &layer->maps_cub : &layer->maps);
 }
 
 /* Largest power of two up to 16 that divides both. */
@@ -12019,9 +12521,10 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-static uint32_t moer_maps_blocks(uint32_t num_pairs) {
-    const uint32_t blocks = (num_pairs + 511) / 512;
-    if (num_pairs <= 2048) return 1; /* a few rounds more are less than a second launch */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
+    const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
+    const uint32_t blocks = moer_divide_up(num_pairs, cub ? 1024 : 512);
+    if (num_pairs <= (cub ? 8192u : 2048u)) return 1; /* a few rounds more are less than a second launch */
     return blocks < 128 ? blocks : 128;
 }
 
@@ -12057,7 +12560,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(layer, num_pairs) * num_local, 4, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || moer_layer_meets_fused(layer, 0))) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
@@ -12430,10 +12933,14 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
 
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
                                      const moer_workspace *w, moe_route_address workspace) {
-    const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(num_pairs);
+    const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(layer, num_pairs);
+    const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
+    const moer_variant *variant = cub ? layer->maps_cub : layer->maps;
+    const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 256;
+    const uint32_t first = blocks > 1 ? 0 : cub ? 2 : 1, end = blocks > 1 ? 2 : first + 1; /* one share needs no count */
     uint32_t i;
-    for (i = blocks == 1 ? 1 : 0; i < 2; i++) { /* one share needs no count */
-        moer_maps_args *args = &moer_sequence_add(sequence, layer->maps, i, blocks, 1, 256)->args.maps;
+    for (i = first; i < end; i++) {
+        moer_maps_args *args = &moer_sequence_add(sequence, variant, i, blocks, 1, threads)->args.maps;
         args->ids = routing->ids;
         args->num_valid_tokens = routing->num_valid_tokens;
         args->expert_map = layer->router.expert_map;

@@ -2,7 +2,7 @@
   large.c: microseconds of whole layers, of each of their launches, and of router and maps alone, from 16 to 16,384 tokens on a GPU; for
   layers also the TFLOP/s of both matmuls and the read of all experts' weights as a floor.
 
-      bench_large [--router] [--layer] [--kernels] [--shape NAME] [--tokens LIST]
+      bench_large [--router] [--layer] [--kernels] [--cub] [--shape NAME] [--tokens LIST]
 
   Method: CALLS calls are captured into one CUDA graph that is replayed; the median of the replays is divided by the calls. Two copies of
   the weights take turns, so that a layer's weights come from memory where they don't all fit L2. Logits are normal: experts get about as many
@@ -42,7 +42,7 @@ typedef struct bench {
     moe_route_context *context;
     floors floor;
     uint32_t tokens[MAX_TIMES], num_tokens;
-    int router, layer, kernels;
+    int router, layer, kernels, cub;
     const char *shape;
 } bench;
 
@@ -127,15 +127,34 @@ static void run_maps(bench *b, void *user, uint32_t call) {
     must(b, moe_route_maps(r->layer, &r->maps));
 }
 
+/* Maps without and with the aligned form, which goes to `aligned` where there is room for it. */
+static void print_maps(bench *b, router_run *r, const char *what, uint32_t num_tokens, gpu_address aligned, size_t room) {
+    const uint32_t block_size = 64;
+    double plain;
+    r->maps.num_tokens = num_tokens;
+    r->maps.maps.block_size = 0;
+    r->maps.maps.aligned_row_to_pair = r->maps.maps.block_to_expert = 0;
+    plain = time_calls(b, run_maps, r);
+    if (moe_route_aligned_capacity(r->layer, num_tokens, block_size) * 4 <= room) {
+        r->maps.maps.block_size = block_size;
+        r->maps.maps.aligned_row_to_pair = aligned;
+        r->maps.maps.block_to_expert = aligned + room;
+    }
+    printf("  %s %8.2f us  with aligned form %8.2f us", what, plain, time_calls(b, run_maps, r));
+    fflush(stdout);
+}
+
 static void bench_router(bench *b, uint32_t num_experts, uint32_t top_k) {
     static const uint32_t tokens[] = {16, 64, 128, 1024, 4096, 16384};
     const gpu_address logits = random_logits(b, MAX_TOKENS, num_experts), pairs = (gpu_address)MAX_TOKENS * top_k;
     const gpu_address out = device_memory(b, (size_t)(pairs * 4 * 9));
     moe_route_layer_desc desc;
-    router_run r;
+    router_run r, by_cub;
+    size_t cub_size = 0;
     uint32_t i;
     memset(&desc, 0, sizeof desc);
     memset(&r, 0, sizeof r);
+    memset(&by_cub, 0, sizeof by_cub);
     desc.router.num_experts = num_experts;
     desc.router.top_k = top_k;
     desc.router.renormalize = MOE_ROUTE_RENORMALIZE_SUM;
@@ -143,6 +162,13 @@ static void bench_router(bench *b, uint32_t num_experts, uint32_t top_k) {
     desc.operations = MOE_ROUTE_OPERATION_ROUTE | MOE_ROUTE_OPERATION_MAPS;
     must(b, moe_route_layer_create(b->context, &desc, &r.layer));
     must(b, moe_route_layer_workspace_size(r.layer, MAX_TOKENS, &r.maps.workspace_size));
+    if (b->cub) {
+        desc.cub_maps = MOE_ROUTE_ON;
+        desc.operations = MOE_ROUTE_OPERATION_MAPS;
+        must(b, moe_route_layer_create(b->context, &desc, &by_cub.layer));
+        must(b, moe_route_layer_workspace_size(by_cub.layer, MAX_TOKENS, &cub_size));
+        if (r.maps.workspace_size < cub_size) r.maps.workspace_size = cub_size;
+    }
     r.maps.workspace = device_memory(b, r.maps.workspace_size);
     r.route.stream = r.maps.stream = b->stream;
     r.route.logits = logits;
@@ -151,23 +177,16 @@ static void bench_router(bench *b, uint32_t num_experts, uint32_t top_k) {
     r.maps.maps.row_to_pair = out + pairs * 8;
     r.maps.maps.pair_to_row = out + pairs * 12;
     r.maps.maps.expert_offsets = out + pairs * 16;
+    by_cub.maps = r.maps;
     for (i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
-        double route, plain, aligned;
-        r.route.num_tokens = r.maps.num_tokens = tokens[i];
-        r.maps.maps.block_size = 0;
-        r.maps.maps.aligned_row_to_pair = r.maps.maps.block_to_expert = 0;
-        route = time_calls(b, run_route, &r);
-        plain = time_calls(b, run_maps, &r);
-        if (moe_route_aligned_capacity(r.layer, tokens[i], 64) * 4 <= (size_t)(pairs * 8)) {
-            r.maps.maps.block_size = 64;
-            r.maps.maps.aligned_row_to_pair = out + pairs * 20;
-            r.maps.maps.block_to_expert = out + pairs * 28;
-        }
-        aligned = time_calls(b, run_maps, &r);
-        printf("E %4u k %2u  T %5u  router %8.2f us  maps %8.2f us  with aligned form %8.2f us\n", (unsigned)num_experts, (unsigned)top_k, (unsigned)tokens[i], route, plain, aligned);
-        fflush(stdout);
+        r.route.num_tokens = tokens[i];
+        printf("E %4u k %2u  T %5u  router %8.2f us", (unsigned)num_experts, (unsigned)top_k, (unsigned)tokens[i], time_calls(b, run_route, &r));
+        print_maps(b, &r, "maps", tokens[i], out + pairs * 20, (size_t)(pairs * 8));
+        if (b->cub && tokens[i] * top_k > MOER_SMALL_PAIRS) print_maps(b, &by_cub, "by CUB", tokens[i], out + pairs * 20, (size_t)(pairs * 8));
+        printf("\n");
     }
     moe_route_layer_destroy(r.layer);
+    moe_route_layer_destroy(by_cub.layer);
     gpu_free(&b->gpu, r.maps.workspace);
     gpu_free(&b->gpu, logits);
     gpu_free(&b->gpu, out);
@@ -273,6 +292,7 @@ static void bench_layer(bench *b, const layer_shape *shape) {
         desc[c].experts.intermediate_size = shape->intermediate_size;
         desc[c].experts.dtype = MOE_ROUTE_BF16;
         desc[c].max_tokens = MAX_TOKENS;
+        desc[c].cub_maps = b->cub ? MOE_ROUTE_ON : MOE_ROUTE_AUTO;
         describe_matrix(b, shape, 2 * (size_t)shape->intermediate_size, shape->hidden_size, &desc[c].experts.gate_up, &sizes[0]);
         describe_matrix(b, shape, shape->hidden_size, shape->intermediate_size, &desc[c].experts.down, &sizes[1]);
         must(b, moe_route_layer_create(b->context, &desc[c], &r.layers[c]));
@@ -307,6 +327,7 @@ static const char usage[] =
     "Times large batches on GPU 0.\n"
     "  --router, --layer   router and maps alone, or layers; without either, both\n"
     "  --kernels           each launch of a layer alone, too\n"
+    "  --cub               maps by CUB: beside the others with --router, instead of them in layers\n"
     "  --shape NAME        only layers whose name starts so\n"
     "  --tokens LIST       up to 24 token counts of layers up to 16384 (default 16,32,64,65,96,128,256,512,1024,2048,4096,8192,16384)\n"
     "  --help              this text\n";
@@ -329,6 +350,7 @@ static void parse_options(bench *b, int argc, char **argv) {
         if (!strcmp(option, "--router")) b->router = 1;
         else if (!strcmp(option, "--layer")) b->layer = 1;
         else if (!strcmp(option, "--kernels")) b->kernels = 1;
+        else if (!strcmp(option, "--cub")) b->cub = 1;
         else if (!strcmp(option, "--tokens") && more) parse_tokens(b, argv[++i]);
         else if (!strcmp(option, "--shape") && more) b->shape = argv[++i];
         else if (!strcmp(option, "--help")) {

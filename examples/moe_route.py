@@ -47,8 +47,8 @@ class Experts(ctypes.Structure):
 
 class LayerDesc(ctypes.Structure):
     _fields_ = [("router", Router), ("experts", Experts), ("needs", u32), ("max_tokens", u32), ("operations", u32), ("dependent_launch", enum),
-                ("fused_combine", enum), ("rows_dtype", enum), ("sums_of_max_tokens", u32),
-                ("tuned", enum), ("grouped_rows", u32)]
+                ("fused_combine", enum), ("rows_dtype", enum), ("sums_of_max_tokens", u32), ("tuned", enum),
+                ("grouped_rows", u32), ("cub_maps", enum)]
 
 
 class LayerArgs(ctypes.Structure):

@@ -19,6 +19,10 @@ typedef unsigned long long u64;
 /* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
 
+/* Words that a SHARED u32 array needs to be used as an object of a type that isn't ours; and the array as one. */
+#define SHARED_WORDS(type) ((u32)(sizeof(type) + 3) / 4)
+#define SHARED_AS(type, array) (*(type *)(array))
+
 struct __align__(16) u32x4 { u32 v[4]; };
 struct __align__(8) u32x2 { u32 v[2]; };
 

@@ -19,48 +19,24 @@
 #include "placement.h"
 
 #define SORT_THREADS 256
+#include "sort.h"
+
 #define SCAN_WARPS (SORT_THREADS / 32)
 /* Warps that have cursors: as many as shared memory has room for. */
 #define SORT_WARPS (LOCAL_EXPERTS <= 512 ? 8 : LOCAL_EXPERTS <= 1024 ? 4 : 2)
 /* Experts that a thread adds up, consecutive ones. */
 #define THREAD_EXPERTS ((LOCAL_EXPERTS + SORT_THREADS - 1) / SORT_THREADS)
-#define NOT_LOCAL 0xffffffffu
 
 /* Pairs of a warp's part of a share; a share has SORT_WARPS of them. */
 DEVICE u32 part_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32; }
-
-/* Local expert of a pair, or NOT_LOCAL. */
-DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) {
-    if (pair >= num_valid_pairs) return NOT_LOCAL;
-    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], (u32)pair / K) - FIRST_EXPERT;
-    return local < LOCAL_EXPERTS ? local : NOT_LOCAL;
-}
-
-DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }
-
-/* A pair's share in the running totals, which count experts before placement. */
-DEVICE void add_load(const moer_maps_args &a, u64 pair) {
-    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);
-}
 
 KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {
     SHARED(u32, counts, LOCAL_EXPERTS);
     wait_for_previous_kernels();
     let_next_kernel_start();
-    const u32 num_valid = valid_pairs(a), share = part_size(a) * SORT_WARPS;
-    const u64 first = (u64)block_index_x() * share;
-    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) counts[e] = 0;
-    block_barrier();
-    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {
-        const u32 expert = local_expert(a, first + i, num_valid);
-        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);
-        add_load(a, first + i);
-    }
-    block_barrier();
-    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];
+    const u32 share = part_size(a) * SORT_WARPS;
+    count_share(a, counts, (u64)block_index_x() * share, share);
 }
-
-struct sums { u32 rows, distinct, aligned; };
 
 /* Sums over the threads before this one; total: over all. */
 template <class Words>
@@ -99,8 +75,6 @@ DEVICE sums scan_block(Words &warp_sums, const sums &own, sums &total) {
     return s;
 }
 
-DEVICE u32 align_rows(const moer_maps_args &a, u32 rows) { return a.maps.block_size ? (rows + a.maps.block_size - 1) / a.maps.block_size * a.maps.block_size : 0; }
-
 /* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */
 template <class Cursors>
 DEVICE u32 take_row(Cursors &cursors, u32 expert) {
@@ -111,34 +85,6 @@ DEVICE u32 take_row(Cursors &cursors, u32 expert) {
     if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[at] = row + 1; /* the last of its peers */
     warp_barrier();
     return row;
-}
-
-/* The padding of every expert's aligned rows, and the experts of blocks. */
-template <class Starts, class Aligned>
-DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {
-    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;
-    const u32 aligned_rows = aligned[LOCAL_EXPERTS];
-    if (a.maps.aligned_row_to_pair) {
-        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {
-            const u32 end = aligned[e + 1];
-            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
-        }
-        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
-    }
-    if (a.maps.block_to_expert)
-        for (u32 i = thread; i < a.maps.aligned_capacity / a.maps.block_size; i += threads) {
-            int expert = -1;
-            if (i * a.maps.block_size < aligned_rows) { /* last expert whose blocks start at or before this one */
-                u32 low = 0, high = LOCAL_EXPERTS;
-                while (high - low > 1) {
-                    const u32 middle = (low + high) / 2;
-                    if (aligned[middle] <= i * a.maps.block_size) low = middle;
-                    else high = middle;
-                }
-                expert = (int)low;
-            }
-            a.maps.block_to_expert[i] = expert;
-        }
 }
 
 KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {
@@ -187,33 +133,15 @@ KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {
     for (u32 i = 0; i < THREAD_EXPERTS; i++) {
         const u32 e = first + i;
         if (e >= LOCAL_EXPERTS) break;
-        starts[e] = at.rows;
-        aligned[e] = at.aligned;
         u32 row = at.rows + before[i];
         for (u32 w = 0; w < SORT_WARPS; w++) {
             const u32 pairs = cursors[w * LOCAL_EXPERTS + e];
             cursors[w * LOCAL_EXPERTS + e] = row;
             row += pairs;
         }
-        if (block == 0) {
-            if (a.maps.expert_offsets) a.maps.expert_offsets[e] = (int)at.rows;
-            if (count[i] && a.maps.distinct_experts) a.maps.distinct_experts[at.distinct] = (int)e;
-            if (count[i] && a.maps.distinct_offsets) a.maps.distinct_offsets[at.distinct] = (int)at.rows;
-        }
-        at.rows += count[i];
-        at.distinct += count[i] != 0;
-        at.aligned += align_rows(a, count[i]);
+        place_expert(a, starts, aligned, e, count[i], at);
     }
-    if (thread == 0) {
-        starts[LOCAL_EXPERTS] = total.rows;
-        aligned[LOCAL_EXPERTS] = total.aligned;
-        if (block == 0) {
-            if (a.maps.expert_offsets) a.maps.expert_offsets[LOCAL_EXPERTS] = (int)total.rows;
-            if (a.maps.distinct_offsets) a.maps.distinct_offsets[total.distinct] = (int)total.rows;
-            if (a.maps.distinct_count) a.maps.distinct_count[0] = (int)total.distinct;
-            if (a.maps.block_size && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)total.aligned;
-        }
-    }
+    if (thread == 0) place_end(a, starts, aligned, total);
     block_barrier();
 
     for (u32 i = 0; warp < SORT_WARPS && i < part; i += 32) {

@@ -61,7 +61,7 @@ typedef enum moe_route_status {
     MOE_ROUTE_ERROR_MEMORY = 2,      /* no host memory */
     MOE_ROUTE_ERROR_NO_DEVICE = 3,   /* no NVIDIA driver, no such GPU, or no usable CUDA context */
     MOE_ROUTE_ERROR_UNSUPPORTED = 4, /* the GPU, the driver or a combination of choices isn't supported */
-    MOE_ROUTE_ERROR_NO_COMPILER = 5, /* a variant has to be compiled and NVRTC can't be found */
+    MOE_ROUTE_ERROR_NO_COMPILER = 5, /* a variant has to be compiled and NVRTC, or CUB where it needs that, can't be found */
     MOE_ROUTE_ERROR_COMPILE = 6,     /* NVRTC refused a variant; the message holds its log */
     MOE_ROUTE_ERROR_DRIVER = 7,      /* a CUDA driver call failed; the message names it */
     MOE_ROUTE_ERROR_NOT_PREPARED = 8,/* the layer was created without this operation, or has to be tuned before */
@@ -466,6 +466,10 @@ typedef struct moe_route_layer_desc {
                                           is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
+    moe_route_switch cub_maps;         /* maps of more than 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
+                                          ON: required; where a kernel has to be compiled and CUB's headers aren't found, creating
+                                          the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
+                                          are sorted as with OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;

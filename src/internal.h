@@ -24,6 +24,7 @@
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
 #define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
+#define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
     unsigned char *data;
@@ -190,6 +191,7 @@ typedef struct moer_nvrtc {
     int (*nvrtcGetCUBIN)(moer_nvrtc_program, char *);
     int (*nvrtcGetPTXSize)(moer_nvrtc_program, size_t *);
     int (*nvrtcGetPTX)(moer_nvrtc_program, char *);
+    int (*nvrtcInstallBundledHeaders)(const char *, unsigned int, const char **); /* NULL before 13.3 */
 } moer_nvrtc;
 
 /* Options of NVRTC that change the code it makes, apart from the architecture: single words, separated by single spaces.
@@ -198,6 +200,9 @@ typedef struct moer_nvrtc {
 
 /* Finds and opens NVRTC if it isn't yet. A failure isn't kept: a later call looks again. */
 static moe_route_status moer_nvrtc_open(moe_route_context *context);
+/* Calls `visit` for the folders into which pip installs packages of a Python under `prefix`, which may be NULL, until one returns
+   1; returns that. */
+static int moer_python_packages(const char *prefix, int (*visit)(void *user, const char *packages), void *user);
 /* Name of the library of builtins that an NVRTC needs. */
 static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
 
@@ -206,6 +211,15 @@ static void moer_nvrtc_builtins_name(int version, char *name, size_t size);
    GPU. May be called by several threads at once. */
 static moe_route_status moer_nvrtc_compile(moe_route_context *context, const char *file, const char *defines,
                                            moer_bytes *code);
+
+/* ---- cub_find.c, or in dist/moe_route.h cub_embedded.c: CUB's headers, for the kernel sources that include some ---- */
+typedef struct moer_cub {
+    char folder[MOER_PATH_MAX]; /* that holds cub/ and cuda/; empty where this library has the headers in it: */
+    char *text;                 /* of each header the name and the content, both terminated; freed by whoever asked for it */
+    size_t num_headers;
+} moer_cub;
+/* NVRTC is open. Each compilation that needs the headers asks for them, and nothing else does. */
+static moe_route_status moer_cub_get(moe_route_context *context, moer_cub *cub);
 
 /* ---- variant.c: kernel families, and the table of variants that a context has loaded ---- */
 #define MOER_MAX_ENTRIES 3 /* kernels in one family */
@@ -240,7 +254,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
-#define MOER_MAX_LAYER_VARIANTS 30 /* the pointers to variants that moe_route_layer has; the list can't need more */
+#define MOER_MAX_LAYER_VARIANTS 31 /* the pointers to variants that moe_route_layer has; the list can't need more */
 
 typedef struct moer_wanted {
     uint32_t count;
@@ -399,6 +413,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
+    int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     moer_choice choices[MOER_CHOICES];
@@ -411,7 +426,7 @@ struct moe_route_layer {
     uint32_t num_ranks;
     uint16_t rank_begin[MOER_MAX_RANKS + 1]; /* first physical expert of each rank, then the end */
     /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
-    const moer_variant *topk, *maps, *route_layer, *route_given, *route_all, *maps_all;
+    const moer_variant *topk, *maps, *maps_cub, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
     const moer_variant *gate_up_grouped[MOER_GROUPED_TILES], *down_grouped[MOER_GROUPED_TILES], *combine_grouped;
@@ -440,8 +455,10 @@ static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pa
 static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /* down matmul and combine in one kernel */
 static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
-static uint32_t moer_maps_blocks(uint32_t num_pairs); /* shares of the maps' pairs */
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
+static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
+static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {

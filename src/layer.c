@@ -255,6 +255,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
         return moer_refuse(context, "dependent_launch", (unsigned long long)desc->dependent_launch, "AUTO (0), ON (1) or OFF (2)");
     if (desc->fused_combine < MOE_ROUTE_AUTO || desc->fused_combine > MOE_ROUTE_OFF)
         return moer_refuse(context, "fused_combine", (unsigned long long)desc->fused_combine, "AUTO (0), ON (1) or OFF (2)");
+    if (desc->cub_maps < MOE_ROUTE_AUTO || desc->cub_maps > MOE_ROUTE_OFF) return moer_refuse(context, "cub_maps", (unsigned long long)desc->cub_maps, "AUTO (0), ON (1) or OFF (2)");
     if (desc->dependent_launch == MOE_ROUTE_ON && context->device != MOE_ROUTE_DEVICE_CPU && context->target < 90)
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "layer: dependent_launch is ON; sm_%u has none, allowed is AUTO or OFF", (unsigned)context->target);
     if (desc->fused_combine == MOE_ROUTE_ON && moer_layer_is_large(layer))
@@ -262,6 +263,7 @@ static moe_route_status moer_layer_check_operations(moe_route_layer *layer, cons
                          (unsigned)layer->max_tokens, (unsigned)layer->router.top_k, (unsigned)MOER_SMALL_PAIRS);
     layer->dependent = desc->dependent_launch != MOE_ROUTE_OFF && context->target >= 90;
     layer->fused_combine = desc->fused_combine != MOE_ROUTE_OFF;
+    layer->cub_maps = desc->cub_maps == MOE_ROUTE_ON && layer->router.num_local_experts <= MOER_MAX_CUB_EXPERTS;
     layer->grouped = has_gate_up && has_down && moer_uses_tensor_cores(layer, &layer->gate_up) && moer_uses_tensor_cores(layer, &layer->down);
     return MOE_ROUTE_OK;
 }
@@ -294,12 +296,21 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
+/* Whether the maps of so many pairs are sorted by maps_cub.cu. */
+static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) { return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS; }
+
+/* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
+   1024 threads would have too few registers each: on sm_120 they spill. */
+static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return layer->router.num_local_experts < 512 ? 512 : 256; }
+
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
+    const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);
     char defines[MOER_DEFINES_MAX] = "";
     moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
-    return moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+    if (cub) moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
+    return moer_layer_need(layer, cub ? &moer_family_maps_cub : &moer_family_maps, defines, cub ? &layer->maps_cub : &layer->maps);
 }
 
 /* Largest power of two up to 16 that divides both. */
@@ -635,9 +646,10 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-static uint32_t moer_maps_blocks(uint32_t num_pairs) {
-    const uint32_t blocks = (num_pairs + 511) / 512;
-    if (num_pairs <= 2048) return 1; /* a few rounds more are less than a second launch */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
+    const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
+    const uint32_t blocks = moer_divide_up(num_pairs, cub ? 1024 : 512);
+    if (num_pairs <= (cub ? 8192u : 2048u)) return 1; /* a few rounds more are less than a second launch */
     return blocks < 128 ? blocks : 128;
 }
 
@@ -673,7 +685,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(num_pairs) * num_local, 4, &w->block_counts);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(layer, num_pairs) * num_local, 4, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || moer_layer_meets_fused(layer, 0))) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */

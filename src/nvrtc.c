@@ -7,6 +7,7 @@
 #define MOER_NVRTC_NO_CACHE_VERSION 12090
 
 #define MOER_NVRTC_ERROR_OUT_OF_MEMORY 1
+#define MOER_NVRTC_ERROR_COMPILATION 6
 #define MOER_NVRTC_ERROR_BUILTIN_OPERATION 7
 
 /* What one compilation hands to NVRTC. */
@@ -19,6 +20,7 @@ typedef struct moer_nvrtc_inputs {
     const char **options;
     int num_options;
     int ptx;              /* the architecture is a virtual one: only PTX can be had */
+    moer_cub cub;         /* empty where the source needs none */
 } moer_nvrtc_inputs;
 
 static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs *inputs) {
@@ -26,6 +28,7 @@ static void moer_nvrtc_inputs_free(moe_route_context *context, moer_nvrtc_inputs
     moer_free(context, (void *)inputs->headers);
     moer_free(context, inputs->words);
     moer_free(context, (void *)inputs->options);
+    moer_free(context, inputs->cub.text);
 }
 
 static int moer_is_header(const char *name) {
@@ -51,10 +54,26 @@ static char *moer_source_join(const moer_source *source, char *text) {
     return text + 1;
 }
 
+/* CUB's headers for a source that includes some. */
+static moe_route_status moer_nvrtc_gather_cub(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
+    const moer_source *source = moer_sources;
+    size_t i;
+    while (source->name && strcmp(source->name, file) != 0) source++;
+    for (i = 0; source->name && source->pieces[i]; i++)
+        if (strstr(source->pieces[i], "#include <cub/")) return moer_cub_get(context, &inputs->cub);
+    return MOE_ROUTE_OK;
+}
+
+static void moer_nvrtc_add_header(moer_nvrtc_inputs *inputs, size_t count, const char *name, const char *text) {
+    inputs->headers[inputs->num_headers] = text;
+    inputs->headers[count + (size_t)inputs->num_headers++] = name;
+}
+
 /* The source `file` and every header. 0: no memory. */
 static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inputs *inputs, const char *file) {
     const moer_source *source;
-    size_t size = 0, count = 0;
+    size_t size = 0, count = inputs->cub.num_headers, i;
+    const char *cub = inputs->cub.text;
     char *next;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) count++;
@@ -66,13 +85,17 @@ static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inpu
     next = inputs->text;
     for (source = moer_sources; source->name; source++) {
         if (moer_is_header(source->name)) {
-            inputs->headers[inputs->num_headers] = next;
-            inputs->headers[count + (size_t)inputs->num_headers++] = source->name;
+            moer_nvrtc_add_header(inputs, count, source->name, next);
             next = moer_source_join(source, next);
         } else if (strcmp(source->name, file) == 0) {
             inputs->source = next;
             next = moer_source_join(source, next);
         }
+    }
+    for (i = 0; i < inputs->cub.num_headers; i++) {
+        const char *text = cub + strlen(cub) + 1;
+        moer_nvrtc_add_header(inputs, count, cub, text);
+        cub = text + strlen(text) + 1;
     }
     return 1;
 }
@@ -123,7 +146,8 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
                                                   const char *defines) {
     static const char *const fixed[] = {"-no-source-include", "--modify-stack-limit=false", "--no-cache"};
     size_t num_fixed = MOER_COUNT(fixed) - (context->nvrtc.version < MOER_NVRTC_NO_CACHE_VERSION ? 1u : 0u);
-    size_t count = 1 + num_fixed, size, i, w;
+    const char *include = inputs->cub.folder;
+    size_t count = 1 + num_fixed + (include[0] != 0), size, i, w;
     const char *words[2];
     char architecture[64], *next;
     const char *word;
@@ -138,7 +162,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
         count += 1;
         size += strlen(words[w]);
     }
-    size += count * sizeof "-D";
+    size += strlen(include) + count * sizeof "-D";
     inputs->words = (char *)moer_alloc(context, size);
     inputs->options = (const char **)moer_alloc(context, count * sizeof *inputs->options);
     if (!inputs->words || !inputs->options) {
@@ -146,6 +170,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
     }
     next = moer_nvrtc_add_option(inputs, inputs->words, "", architecture, strlen(architecture));
     for (i = 0; i < num_fixed; i++) next = moer_nvrtc_add_option(inputs, next, "", fixed[i], strlen(fixed[i]));
+    if (include[0]) next = moer_nvrtc_add_option(inputs, next, "-I", include, strlen(include));
     for (w = 0; w < 2; w++) {
         for (word = words[w]; *word;) {
             size_t length = strcspn(word, " ");
@@ -170,18 +195,20 @@ static char *moer_nvrtc_log(moe_route_context *context, moer_nvrtc_program progr
     return log;
 }
 
-static moe_route_status moer_nvrtc_fail(moe_route_context *context, const char *file, const char *defines,
-                                        const char *call, int result, const char *log) {
+static moe_route_status moer_nvrtc_fail(moe_route_context *context, const moer_nvrtc_inputs *inputs, const char *file,
+                                        const char *defines, const char *call, int result, const char *log) {
     const moer_nvrtc *nvrtc = &context->nvrtc;
     const char *text = nvrtc->nvrtcGetErrorString(result);
     moe_route_status status =
         result == MOER_NVRTC_ERROR_OUT_OF_MEMORY ? MOE_ROUTE_ERROR_MEMORY : MOE_ROUTE_ERROR_COMPILE;
-    char advice[256] = "";
+    char advice[512 + MOER_PATH_MAX] = "";
     if (result == MOER_NVRTC_ERROR_BUILTIN_OPERATION) {
         char name[64];
         moer_nvrtc_builtins_name(nvrtc->version, name, sizeof name);
         moer_append(advice, sizeof advice, "\nNVRTC needs %s, in the same folder or on the library search path.", name);
     }
+    if (result == MOER_NVRTC_ERROR_COMPILATION && inputs->cub.folder[0])
+        moer_append(advice, sizeof advice, "\nCUB is from %s. That of CUDA 12.9 and later fits every NVRTC from 12.0 on: MOE_ROUTE_CUB_PATH names another; or leave cub_maps OFF.", inputs->cub.folder);
     return moer_fail(context, status, "compiling %s for sm_%u with NVRTC %d.%d (%s): %s: %s%s\nVariant: %s%s%s", file,
                      (unsigned)context->target, nvrtc->version / 1000, nvrtc->version % 1000 / 10, nvrtc->path, call,
                      text ? text : "unknown error", advice, defines, log ? "\n" : "", log ? log : "");
@@ -228,7 +255,7 @@ static moe_route_status moer_nvrtc_run(moe_route_context *context, const moer_nv
     }
     moer_locale_end(&locale);
     log = moer_nvrtc_log(context, program);
-    if (result != 0) status = moer_nvrtc_fail(context, file, defines, call, result, log);
+    if (result != 0) status = moer_nvrtc_fail(context, inputs, file, defines, call, result, log);
     else if (!memory) status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory for the code of %s", file);
     else if (log) moer_log(context, MOE_ROUTE_LOG_INFO, "NVRTC on %s (%s): %s", file, defines, log);
     moer_free(context, log);
@@ -246,7 +273,8 @@ static moe_route_status moer_nvrtc_compile(moe_route_context *context, const cha
     if (status != MOE_ROUTE_OK) return status;
     start = moer_milliseconds();
     memset(&inputs, 0, sizeof inputs);
-    if (!moer_nvrtc_gather_sources(context, &inputs, file)) {
+    status = moer_nvrtc_gather_cub(context, &inputs, file);
+    if (status == MOE_ROUTE_OK && !moer_nvrtc_gather_sources(context, &inputs, file)) {
         status = moer_fail(context, MOE_ROUTE_ERROR_MEMORY, "out of memory while compiling");
     }
     if (status == MOE_ROUTE_OK) status = moer_nvrtc_gather_options(context, &inputs, defines);

@@ -73,6 +73,7 @@ static int moer_nvrtc_accept(moer_nvrtc_search *search, void *library, const cha
         {"nvrtcGetCUBIN", offsetof(moer_nvrtc, nvrtcGetCUBIN), MOER_REQUIRED},
         {"nvrtcGetPTXSize", offsetof(moer_nvrtc, nvrtcGetPTXSize), MOER_REQUIRED},
         {"nvrtcGetPTX", offsetof(moer_nvrtc, nvrtcGetPTX), MOER_REQUIRED},
+        {"nvrtcInstallBundledHeaders", offsetof(moer_nvrtc, nvrtcInstallBundledHeaders), MOER_OPTIONAL},
     };
     moer_nvrtc *found = &search->found;
     const char *missing = moer_symbols_find(library, symbols, MOER_COUNT(symbols), found);
@@ -142,7 +143,8 @@ static int moer_nvrtc_try_toolkit(moer_nvrtc_search *search, const char *root) {
 }
 
 /* A folder into which pip installs packages. CUDA 12's NVRTC has a folder of its own, later ones share one a major. */
-static int moer_nvrtc_try_packages(moer_nvrtc_search *search, const char *packages) {
+static int moer_nvrtc_try_packages(void *user, const char *packages) {
+    moer_nvrtc_search *search = (moer_nvrtc_search *)user;
 #if defined(_WIN32)
     static const char own[] = "/nvidia/cuda_nvrtc/bin", shared_format[] = "%s/nvidia/cu%d/bin/x86_64";
 #else
@@ -162,14 +164,12 @@ static int moer_nvrtc_try_packages(moer_nvrtc_search *search, const char *packag
            moer_nvrtc_try_folder(search, folder);
 }
 
-/* A prefix that Python is installed under. */
-static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) {
+static int moer_python_packages(const char *prefix, int (*visit)(void *user, const char *packages), void *user) {
     char packages[MOER_PATH_MAX];
     if (!prefix || !moer_path_is_absolute(prefix)) return 0;
 #if defined(_WIN32)
     packages[0] = '\0';
-    return moer_append(packages, sizeof packages, "%s/Lib/site-packages", prefix) &&
-           moer_nvrtc_try_packages(search, packages);
+    return moer_append(packages, sizeof packages, "%s/Lib/site-packages", prefix) && visit(user, packages);
 #else
     {
         static const char *const names[] = {"site-packages", "dist-packages"};
@@ -179,7 +179,7 @@ static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) 
             for (i = 0; i < MOER_COUNT(names); i++) {
                 packages[0] = '\0';
                 if (moer_append(packages, sizeof packages, "%s/lib/python3.%d/%s", prefix, minor, names[i]) &&
-                    moer_path_inspect(packages) == MOER_PATH_FOLDER && moer_nvrtc_try_packages(search, packages)) {
+                    moer_path_inspect(packages) == MOER_PATH_FOLDER && visit(user, packages)) {
                     return 1;
                 }
             }
@@ -187,6 +187,10 @@ static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) 
         return 0;
     }
 #endif
+}
+
+static int moer_nvrtc_try_python(moer_nvrtc_search *search, const char *prefix) {
+    return moer_python_packages(prefix, moer_nvrtc_try_packages, search);
 }
 
 /* A path that the user gave: the library, or the folder that holds it. */

@@ -207,6 +207,7 @@ static const refusal refusals[] = {
     {ROUTER, {SET(sums_of_max_tokens, 1048577), NONE}, ARGUMENT, {"sums_of_max_tokens is 1048577", "1 to 1048576"}, 0},
     {ROUTER, {SET(dependent_launch, 3), NONE}, ARGUMENT, {"dependent_launch is 3", "OFF (2)"}, 0},
     {ROUTER, {SET(fused_combine, 3), NONE}, ARGUMENT, {"fused_combine is 3", "OFF (2)"}, 0},
+    {ROUTER, {SET(cub_maps, 3), NONE}, ARGUMENT, {"cub_maps is 3", "OFF (2)"}, 0},
     {BF16, {SET(fused_combine, MOE_ROUTE_ON), SET(max_tokens, 257)}, ARGUMENT, {"fused_combine is ON with max_tokens 257", "up to 512"}, 0},
 };
 

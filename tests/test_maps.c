@@ -67,10 +67,10 @@ static void check_load(const routing_output *output, const int64_t *before, uint
     }
 }
 
-static void run_case(const maps_case *c, uint64_t seed) {
-    static const uint32_t token_counts[] = {0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 300, 4096};
+/* Each number of tokens with ids of each kind from `first_kind` on. */
+static void run_case(const maps_case *c, uint64_t seed, moe_route_switch cub_maps, const uint32_t *token_counts, uint32_t num_counts, uint32_t first_kind) {
     static const uint32_t block_sizes[] = {0, 1, 16, 64, 7};
-    const uint32_t max_tokens = small_size ? 65 : 4096;
+    const uint32_t max_tokens = token_counts[num_counts - 1];
     const uint32_t num_local = c->num_local ? c->num_local : (c->columns ? c->num_physical : c->num_experts) - c->first_expert;
     moe_route_layer_desc desc;
     moe_route_layer *layer = NULL;
@@ -96,16 +96,16 @@ static void run_case(const maps_case *c, uint64_t seed) {
     }
     desc.max_tokens = max_tokens;
     desc.operations = MOE_ROUTE_OPERATION_MAPS;
+    desc.cub_maps = cub_maps;
     CHECK(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
-    for (i = 0; layer && i < sizeof token_counts / sizeof token_counts[0]; i++)
-        for (kind = 0; kind < NUM_IDS_KINDS; kind++) {
+    for (i = 0; layer && i < num_counts; i++)
+        for (kind = first_kind; kind < NUM_IDS_KINDS; kind++) {
             const uint32_t num_tokens = token_counts[i];
             const int32_t valid = (int32_t)(num_tokens / 2 + 1);
             routing_input input;
             routing_output output;
             uint32_t num_valid_pairs;
             char what[96];
-            if (num_tokens > max_tokens) continue;
             make_ids(&random, (ids_kind)kind, ids, num_tokens * c->top_k, c->num_experts);
             memset(&input, 0, sizeof input);
             input.num_tokens = num_tokens;
@@ -131,9 +131,60 @@ static void run_case(const maps_case *c, uint64_t seed) {
 }
 
 TEST(maps_match_their_definition) {
+    static const uint32_t token_counts[] = {0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 300, 4096};
     uint32_t i;
     for (i = 0; i < NUM_CASES(maps_cases); i++)
-        if (!small_size || maps_cases[i].in_small) run_case(&maps_cases[i], 50 + i);
+        if (!small_size || maps_cases[i].in_small) run_case(&maps_cases[i], 50 + i, MOE_ROUTE_AUTO, token_counts, small_size ? 10 : 12, 0);
+}
+
+/* Whether so many tokens are sorted by maps_cub.cu, and in how many launches; -1 where CUB or NVRTC isn't there. */
+static int goes_by_cub(const maps_case *c, uint32_t num_tokens, uint32_t *num_launches) {
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    moe_route_plan plan;
+    moe_route_status status;
+    memset(&desc, 0, sizeof desc);
+    memset(&plan, 0, sizeof plan);
+    desc.router.num_experts = c->num_experts;
+    desc.router.top_k = c->top_k;
+    desc.max_tokens = num_tokens;
+    desc.operations = MOE_ROUTE_OPERATION_MAPS;
+    desc.cub_maps = MOE_ROUTE_ON;
+    status = moe_route_layer_create(device.context, &desc, &layer);
+    if (status == MOE_ROUTE_ERROR_NO_COMPILER) return -1;
+    CHECK(status == MOE_ROUTE_OK, "%s", device_message(&device));
+    if (layer) CHECK(moe_route_layer_explain(layer, MOE_ROUTE_OPERATION_MAPS, num_tokens, &plan) == MOE_ROUTE_OK, "%s", device_message(&device));
+    moe_route_layer_destroy(layer);
+    *num_launches = plan.num_launches;
+    return plan.num_launches && strncmp(plan.launches[0].kernel, "maps_cub", 8) == 0;
+}
+
+/* The sort by CUB: tiles that are full, one pair over and nearly empty, one block and several, shares of more than one tile; experts
+   around the powers of two that decide on its blocks, and one more than it takes. */
+TEST(maps_by_cub_match_their_definition) {
+    static const maps_case cases[] = {
+        {255, 8, 0, 0, 0, 0, 0}, {256, 8, 0, 0, 0, 0, 1}, {511, 2, 0, 0, 0, 0, 0}, {512, 10, 0, 0, 0, 0, 1}, {768, 3, 0, 0, 0, 0, 0}, {769, 8, 0, 0, 0, 0, 0}, {2048, 7, 900, 300, 0, 0, 0},
+        {1, 1, 0, 0, 0, 0, 0}, {60, 6, 30, 30, 0, 0, 1}, {32, 4, 10, 20, 3, 48, 1}, {40, 5, 0, 0, 64, 2048, 0}, {100, 64, 3, 64, 0, 0, 0},
+    };
+    static const uint32_t pair_counts[] = {520, 1024, 1032, 2050, 4100, 8192, 8200, 20010};
+    static const maps_case long_shares = {300, 4, 0, 0, 0, 0, 0};
+    static const uint32_t long_shares_tokens = 34000; /* more than 128 blocks of a tile */
+    uint32_t i, j, num_launches;
+    if (device.kind == MOE_ROUTE_DEVICE_GPU && goes_by_cub(&cases[1], 300, &num_launches) < 0) SKIP("%s", device_message(&device));
+    for (i = 0; i < NUM_CASES(cases); i++) {
+        uint32_t token_counts[8];
+        const uint32_t num_counts = small_size ? 7 : 8;
+        if (small_size && !cases[i].in_small) continue;
+        for (j = 0; j < num_counts; j++) token_counts[j] = pair_counts[j] / cases[i].top_k;
+        run_case(&cases[i], 80 + i, MOE_ROUTE_ON, token_counts, num_counts, 0);
+    }
+    run_case(&long_shares, 99, MOE_ROUTE_ON, &long_shares_tokens, 1, small_size ? IDS_WILD : IDS_RANDOM);
+    if (device.kind == MOE_ROUTE_DEVICE_CPU) return;
+    CHECK(goes_by_cub(&cases[1], 1024, &num_launches) == 1 && num_launches == 1, "8192 pairs of 256 experts take %u launches", num_launches);
+    CHECK(goes_by_cub(&cases[1], 1025, &num_launches) == 1 && num_launches == 2, "8200 pairs of 256 experts take %u launches", num_launches);
+    CHECK(goes_by_cub(&cases[4], 300, &num_launches) == 1, "768 experts aren't sorted by CUB");
+    CHECK(goes_by_cub(&cases[5], 300, &num_launches) == 0, "769 experts are sorted by CUB");
+    CHECK(goes_by_cub(&cases[1], 64, &num_launches) == 0, "512 pairs are sorted by CUB");
 }
 
 /* All of them may: then there is nothing to do. */
@@ -261,6 +312,7 @@ int main(int argc, char **argv) {
     small_size = test_is_small();
     device_open_wanted(&device);
     RUN(maps_match_their_definition);
+    RUN(maps_by_cub_match_their_definition);
     RUN(maps_are_optional_one_by_one);
     RUN(maps_without_outputs_do_nothing);
     RUN(maps_leave_identity_experts_out);

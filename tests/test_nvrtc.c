@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "support/test.h"
+#include "support/folders.h"
 
 /* A context that compiles for `target`, and in it a layer of one variant; NULL without NVRTC, with `why`. */
 static moe_route_context *compile_one(uint32_t target, moe_route_status *status, char *why, size_t size) {
@@ -200,6 +201,41 @@ TEST(the_locale_changes_no_code) {
     moe_route_context_destroy(other);
 }
 
+/* Maps by CUB: with the headers that NVRTC brings itself from 13.3 on, otherwise with those of this machine, if there are any and this NVRTC
+   can take them; else a message that says what to do. */
+TEST(maps_by_cub_compile_or_say_why_not) {
+    moe_route_context_desc context_desc;
+    moe_route_context *context = NULL;
+    moe_route_layer_desc desc;
+    moe_route_layer *layer = NULL;
+    moe_route_status status;
+    char why[4096] = "", unpacked[600];
+    int version;
+    folder_create();
+    memset(&context_desc, 0, sizeof context_desc);
+    context_desc.device = MOE_ROUTE_DEVICE_COMPILE;
+    context_desc.compile_target = 90;
+    context_desc.cache_dir = folder;
+    status = moe_route_context_create(&context_desc, &context);
+    memset(&desc, 0, sizeof desc);
+    desc.router.num_experts = 128;
+    desc.router.top_k = 8;
+    desc.max_tokens = 128;
+    desc.operations = MOE_ROUTE_OPERATION_MAPS;
+    desc.cub_maps = MOE_ROUTE_ON;
+    if (status == MOE_ROUTE_OK) status = moe_route_layer_create(context, &desc, &layer);
+    moe_route_message(context, why, sizeof why);
+    version = context->nvrtc.version;
+    snprintf(unpacked, sizeof unpacked, "%s/nvrtc_headers_%d.%d/cccl/cub/version.cuh", folder, version / 1000, version % 1000 / 10);
+    if (version >= 13030 && !getenv("MOE_ROUTE_CUB_PATH")) CHECK(status == MOE_ROUTE_OK && access(unpacked, R_OK) == 0, "%s: %s", moe_route_status_name(status), why);
+    else if (status == MOE_ROUTE_ERROR_NO_COMPILER) CHECK(strstr(why, "pip install nvidia-cuda-cccl") && strstr(why, "MOE_ROUTE_CUB_PATH"), "%s", why);
+    else if (status == MOE_ROUTE_ERROR_COMPILE) CHECK(strstr(why, "CUB is from ") && strstr(why, "cub_maps OFF"), "%s", why);
+    else CHECK(status == MOE_ROUTE_OK, "%s: %s", moe_route_status_name(status), why);
+    moe_route_layer_destroy(layer);
+    moe_route_context_destroy(context);
+    remove_tree(folder);
+}
+
 int main(int argc, char **argv) {
     moe_route_status status;
     char why[4096];
@@ -216,5 +252,6 @@ int main(int argc, char **argv) {
     RUN(every_architecture_gets_code_that_runs_on_it);
     RUN(architectures_older_than_nvrtc_are_refused);
     RUN(the_locale_changes_no_code);
+    RUN(maps_by_cub_compile_or_say_why_not);
     return test_end();
 }

@@ -4,6 +4,7 @@
 
   Calls that the machine has to report about take the place they are called from by default arguments.
 */
+#pragma once /* the stand-ins for CUB include it, too */
 #include "machine.h"
 #include "numbers.h"
 
@@ -259,6 +260,10 @@ struct emulation_shared {
     static emulation_element name##_elements[count];                                                                  \
     static emulation_array name##_array = {#name, name##_elements, (u32)(sizeof name##_data / sizeof(type)), sizeof(type), 0}; \
     const emulation_shared<type> name = {&name##_array, name##_data}
+
+/* The types that stand in for those of CUB say how many words they take, and reach them through the machine as well. */
+#define SHARED_WORDS(type) (type::words)
+#define SHARED_AS(type, words) (type{(words).array, (words).data})
 
 #define shared_load_4(array, i) ((array).four(i))
 #define shared_load_2(array, i) ((array).two(i))

@@ -7,10 +7,10 @@ EMULATION := build/emulation
 EMULATION_SOURCES := tests/emulation
 EMULATION_WARNINGS := -Wall -Wextra -Wconversion -Wshadow
 EMULATION_CFLAGS := -std=gnu11 -O2 -g -fPIC -fvisibility=hidden $(EMULATION_WARNINGS)
-EMULATION_INCLUDES := $(patsubst %,$(EMULATION)/include/%,device.h machine.h numbers.h)
+EMULATION_INCLUDES := $(patsubst %,$(EMULATION)/include/%,device.h machine.h numbers.h cub/block/block_radix_rank.cuh cub/block/block_scan.cuh)
 EMULATION_LIBRARIES := $(EMULATION)/libcuda.so.1 $(EMULATION)/libnvrtc.so.13 $(EMULATION_INCLUDES)
 EMULATION_ENVIRONMENT := LD_LIBRARY_PATH=$(EMULATION) MOE_ROUTE_NVRTC_PATH=$(CURDIR)/$(EMULATION)/libnvrtc.so.13 \
-	MOE_ROUTE_CACHE_DIR=$(CURDIR)/$(EMULATION)/cache
+	MOE_ROUTE_CUB_PATH=$(CURDIR)/$(EMULATION)/include MOE_ROUTE_CACHE_DIR=$(CURDIR)/$(EMULATION)/cache
 EMULATION_TESTS := $(EMULATION)/emulation_test $(EMULATION)/emulation_faults
 
 .PHONY: emulation emulation-test
@@ -31,7 +31,7 @@ $(EMULATION)/libnvrtc.so.13: $(EMULATION_SOURCES)/nvrtc.c $(EMULATION_SOURCES)/e
 	$(CC) $(EMULATION_CFLAGS) $(SANITIZE) -DEMULATION_CXX='"$(CXX)"' -DEMULATION_SANITIZE='"$(SANITIZE)"' \
 		-shared -Wl,-soname,libnvrtc.so.13 -o $@ $(filter %.c,$^) -ldl
 
-$(EMULATION)/include/%.h: $(EMULATION_SOURCES)/%.h
+$(EMULATION)/include/%: $(EMULATION_SOURCES)/%
 	@mkdir -p $(@D)
 	@rm -rf $(EMULATION)/cache
 	cp $< $@

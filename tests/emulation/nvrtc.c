@@ -175,6 +175,7 @@ static int add_options(program *p, arguments *a, int count, const char *const *o
                                           "--modify-stack-limit=false", "-modify-stack-limit=false", "--no-cache", "-no-cache",
                                           "-w", "--disable-warnings", "-lineinfo", "--generate-line-info"};
     static const char *const defines[] = {"-D", "--define-macro="};
+    static const char *const folders[] = {"-I", "--include-path="};
     static const char *const targets[] = {"--gpu-architecture=", "-arch=", "-gpu-architecture="};
     int target = 75;
     for (int i = 0; i < count; i++) {
@@ -185,6 +186,11 @@ static int add_options(program *p, arguments *a, int count, const char *const *o
         for (j = 0; j < sizeof defines / sizeof *defines && !value; j++) value = after(options[i], defines[j]);
         if (value) {
             add(a, "-D%s", value);
+            continue;
+        }
+        for (j = 0; j < sizeof folders / sizeof *folders && !value; j++) value = after(options[i], folders[j]);
+        if (value) {
+            add(a, "-I%s", value);
             continue;
         }
         for (j = 0; j < sizeof targets / sizeof *targets && !value; j++) value = after(options[i], targets[j]);

@@ -247,7 +247,7 @@ static void info_find_cache(info_cache *cache) {
 /* ---- the report ---- */
 
 static const char *const info_variables[] = {
-    "MOE_ROUTE_CACHE_DIR", "MOE_ROUTE_CACHE", "MOE_ROUTE_NVRTC_PATH", "XDG_CACHE_HOME",       "CUDA_HOME",
+    "MOE_ROUTE_CACHE_DIR", "MOE_ROUTE_CACHE", "MOE_ROUTE_NVRTC_PATH", "MOE_ROUTE_CUB_PATH",   "XDG_CACHE_HOME", "CUDA_HOME",
     "CUDA_PATH",           "VIRTUAL_ENV",     "CONDA_PREFIX",         "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"};
 enum { INFO_NUM_VARIABLES = sizeof info_variables / sizeof info_variables[0] };
 

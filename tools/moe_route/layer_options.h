@@ -24,7 +24,7 @@ typedef struct layer_options {
     /* the layer */
     const char *score_expression;
     uint32_t max_tokens, operations;
-    int dependent_launch, fused_combine;
+    int dependent_launch, fused_combine, cub_maps;
 } layer_options;
 
 static layer_options layer_wanted = {.score = -1,
@@ -187,6 +187,7 @@ static const option experts_options[] = {
               1, LAYER_MOST),
     OPT_CHOICE("--dependent-launch", "WORD", "programmatic dependent launch", &layer_wanted.dependent_launch, switch_choices),
     OPT_CHOICE("--fused-combine", "WORD", "down matmul and combine in one kernel", &layer_wanted.fused_combine, switch_choices),
+    OPT_CHOICE("--cub-maps", "WORD", "maps of more than 512 pairs by CUB", &layer_wanted.cub_maps, switch_choices),
     OPT_END,
 };
 
@@ -277,6 +278,7 @@ static void layer_describe(moe_route_context *context, const layer_options *o, m
     desc->operations = o->operations;
     desc->dependent_launch = (moe_route_switch)o->dependent_launch;
     desc->fused_combine = (moe_route_switch)o->fused_combine;
+    desc->cub_maps = (moe_route_switch)o->cub_maps;
     experts->dtype = (moe_route_dtype)o->dtype;
     experts->first_expert = o->first_expert;
     experts->num_local_experts = o->local_experts;
