@@ -2,7 +2,7 @@
   large.c: microseconds of whole layers, of each of their launches, and of router and maps alone, from 16 to 16,384 tokens on a GPU; for
   layers also the TFLOP/s of both matmuls and the read of all experts' weights as a floor.
 
-      bench_large [--router] [--layer] [--kernels] [--cub] [--shape NAME] [--tokens LIST]
+      bench_large [--router] [--layer] [--kernels] [--cub] [--tune] [--shape NAME] [--tokens LIST]
 
   Method: CALLS calls are captured into one CUDA graph that is replayed; the median of the replays is divided by the calls. Two copies of
   the weights take turns, so that a layer's weights come from memory where they don't all fit L2. Logits are normal: experts get about as many
@@ -42,7 +42,7 @@ typedef struct bench {
     moe_route_context *context;
     floors floor;
     uint32_t tokens[MAX_TIMES], num_tokens;
-    int router, layer, kernels, cub;
+    int router, layer, kernels, cub, tune;
     const char *shape;
 } bench;
 
@@ -275,6 +275,23 @@ static void bench_layer_at(bench *b, layer_run *r, uint32_t tokens, gpu_address 
     gpu_free(&b->gpu, r->args.workspace);
 }
 
+static void print_step(const moe_route_tune_step *step, void *user) {
+    (void)user;
+    printf("  tuning %2u of %2u  T %5u  %9.2f us  %s\n", (unsigned)step->step, (unsigned)step->num_steps, (unsigned)step->num_tokens, step->microseconds, step->choice);
+}
+
+/* Measures again what may be kept from before. */
+static void tune_layer(bench *b, const moe_route_layer_desc *desc) {
+    moe_route_tune_args args;
+    memset(&args, 0, sizeof args);
+    must(b, moe_route_layer_tune_workspace_size(b->context, desc, &args.workspace_size));
+    args.workspace = device_memory(b, args.workspace_size);
+    args.progress = print_step;
+    args.again = 1;
+    must(b, moe_route_layer_tune(b->context, desc, &args));
+    gpu_free(&b->gpu, args.workspace);
+}
+
 static void bench_layer(bench *b, const layer_shape *shape) {
     const gpu_address logits = random_logits(b, MAX_TOKENS, shape->num_experts);
     moe_route_layer_desc desc[COPIES];
@@ -295,6 +312,8 @@ static void bench_layer(bench *b, const layer_shape *shape) {
         desc[c].cub_maps = b->cub ? MOE_ROUTE_ON : MOE_ROUTE_AUTO;
         describe_matrix(b, shape, 2 * (size_t)shape->intermediate_size, shape->hidden_size, &desc[c].experts.gate_up, &sizes[0]);
         describe_matrix(b, shape, shape->hidden_size, shape->intermediate_size, &desc[c].experts.down, &sizes[1]);
+        if (b->tune && c == 0) tune_layer(b, &desc[c]);
+        desc[c].tuned = b->tune ? MOE_ROUTE_ON : MOE_ROUTE_OFF;
         must(b, moe_route_layer_create(b->context, &desc[c], &r.layers[c]));
     }
     r.shift = 11; /* 32 KB */
@@ -328,6 +347,7 @@ static const char usage[] =
     "  --router, --layer   router and maps alone, or layers; without either, both\n"
     "  --kernels           each launch of a layer alone, too\n"
     "  --cub               maps by CUB: beside the others with --router, instead of them in layers\n"
+    "  --tune              layers by moe_route_layer_tune, which is run before; without it by the built-in rules\n"
     "  --shape NAME        only layers whose name starts so\n"
     "  --tokens LIST       up to 24 token counts of layers up to 16384 (default 16,32,64,65,96,128,256,512,1024,2048,4096,8192,16384)\n"
     "  --help              this text\n";
@@ -350,6 +370,7 @@ static void parse_options(bench *b, int argc, char **argv) {
         if (!strcmp(option, "--router")) b->router = 1;
         else if (!strcmp(option, "--layer")) b->layer = 1;
         else if (!strcmp(option, "--kernels")) b->kernels = 1;
+        else if (!strcmp(option, "--tune")) b->tune = 1;
         else if (!strcmp(option, "--cub")) b->cub = 1;
         else if (!strcmp(option, "--tokens") && more) parse_tokens(b, argv[++i]);
         else if (!strcmp(option, "--shape") && more) b->shape = argv[++i];

@@ -38,7 +38,8 @@ compiles() {
 compiles readme_c_compiles README.md moe_route_layer_run ""
 compiles operating_c_compiles docs/operating.md moe_route_pack_save "moe_route_layer_desc *layers, int num_layers"
 compiles expert_parallelism_c_compiles docs/expert_parallelism.md moe_route_dispatch ""
-compiles tuning_c_compiles docs/tuning.md moe_route_plan_text "const moe_route_layer *layer, uint32_t num_tokens"
+compiles tuning_c_compiles docs/tuning.md moe_route_plan_text \
+    "moe_route_context *context, moe_route_layer_desc desc, moe_route_address (*device_alloc)(size_t), const moe_route_layer *layer, uint32_t num_tokens"
 
 # ---- links, without those to other sites ----
 for document in $documents; do
