@@ -9,16 +9,18 @@
 typedef struct layer_shape {
     const char *name;
     uint32_t num_experts, top_k, hidden_size, intermediate_size;
-    moe_route_format format;
+    moe_route_format format, down_format;
     uint32_t group_size;
     double distinct; /* mean distinct experts at 16 tokens that the drawn logits aim at */
 } layer_shape;
 
 static const layer_shape layer_shapes[] = {
-    {"qwen3.6-35b-a3b-int4", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_INT4, 64, 84.1},
-    {"qwen3.6-35b-a3b-bf16", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_BF16, 0, 84.1},
-    {"gpt-oss-20b-int4", 32, 4, 2880, 2880, MOE_ROUTE_FORMAT_INT4, 64, 22.9},
-    {"gemma-4-26b-a4b-int4", 128, 8, 2816, 704, MOE_ROUTE_FORMAT_INT4, 64, 65.1},
+    {"qwen3.6-35b-a3b-int4", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 84.1},
+    {"qwen3.6-35b-a3b-bf16", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_BF16, MOE_ROUTE_FORMAT_BF16, 0, 84.1},
+    {"qwen3.6-35b-a3b-q4_k-q6_k", 256, 8, 2048, 512, MOE_ROUTE_FORMAT_GGUF_Q4_K, MOE_ROUTE_FORMAT_GGUF_Q6_K, 0, 84.1},
+    {"gpt-oss-20b-mxfp4", 32, 4, 2880, 2880, MOE_ROUTE_FORMAT_MXFP4, MOE_ROUTE_FORMAT_MXFP4, 0, 22.9},
+    {"gpt-oss-20b-int4", 32, 4, 2880, 2880, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 22.9},
+    {"gemma-4-26b-a4b-int4", 128, 8, 2816, 704, MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_INT4, 64, 65.1},
 };
 
 enum { BENCH_MATRICES = 3, BENCH_PARTS = 3 }; /* gate_up, down, up; data, scales, zero points */
@@ -331,9 +333,21 @@ static void bench_layer(bench *b, layer_run *r) {
     destroy_copies(b, r);
 }
 
+static moe_route_weights shape_weights(const layer_shape *shape, moe_route_format format, moe_route_dtype dtype) {
+    moe_route_weights weights;
+    memset(&weights, 0, sizeof weights);
+    weights.format = format;
+    weights.data = 256;
+    if (moer_has_scales(format)) weights.scales = 256;
+    if (shape->group_size) {
+        weights.scales_dtype = dtype;
+        weights.group_size = shape->group_size;
+    }
+    return weights;
+}
+
 static void bench_shape(bench *b, const layer_shape *shape) {
     static layer_run r;
-    moe_route_weights weights;
     memset(&r, 0, sizeof r);
     r.name = shape->name;
     r.targets = 1;
@@ -344,15 +358,8 @@ static void bench_shape(bench *b, const layer_shape *shape) {
     r.desc.experts.hidden_size = shape->hidden_size;
     r.desc.experts.intermediate_size = shape->intermediate_size;
     r.desc.experts.dtype = shape->format == MOE_ROUTE_FORMAT_BF16 ? MOE_ROUTE_BF16 : MOE_ROUTE_F16;
-    memset(&weights, 0, sizeof weights);
-    weights.format = shape->format;
-    weights.data = 256;
-    if (shape->group_size) {
-        weights.scales = 256;
-        weights.scales_dtype = r.desc.experts.dtype;
-        weights.group_size = shape->group_size;
-    }
-    r.desc.experts.gate_up = r.desc.experts.down = weights;
+    r.desc.experts.gate_up = shape_weights(shape, shape->format, r.desc.experts.dtype);
+    r.desc.experts.down = shape_weights(shape, shape->down_format, r.desc.experts.dtype);
     bench_layer(b, &r);
 }
 
