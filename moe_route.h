@@ -883,8 +883,8 @@ typedef struct moe_route_cache_entry {
     int32_t sound;            /* 0: damaged, or not allowed by its owner or mode. It is never used; the fields below but the
                                  last two are then empty */
     int32_t current;          /* 1: made from the kernels of this version of the library; others are never used by it */
-    const char *kernel;       /* kernel family */
-    const char *variant;      /* its compile-time constants */
+    const char *kernel;       /* kernel family; "tuning": what moe_route_layer_tune found */
+    const char *variant;      /* its compile-time constants; of a tuning what it is for */
     uint32_t target;          /* architecture */
     uint32_t nvrtc_version, driver_version; /* that made it, 13000 for 13.0; 0: unknown */
     uint64_t size;            /* bytes of the file */
@@ -908,9 +908,9 @@ MOE_ROUTE_API moe_route_status moe_route_cache_clear(moe_route_context *context,
 MOE_ROUTE_API moe_route_status moe_route_pack_save(moe_route_context *const *contexts, uint32_t num_contexts, const char *path);
 
 /* Adds a pack to a context, before its layers are created: from a file, which may belong to root, too, and which is read as
-   a whole; or in memory, which must stay as it is for the context's life. A layer whose variants are all in packs touches
-   neither the cache nor NVRTC. A pack that isn't sound as a whole is refused with ERROR_ARGUMENT, and the context goes on
-   without it; each entry is checked when it is used. */
+   a whole; or in memory, which must stay as it is for the context's life. A layer whose variants are all in packs needs
+   neither the cache, where it only looks for what was tuned, nor NVRTC. A pack that isn't sound as a whole is refused with
+   ERROR_ARGUMENT, and the context goes on without it; each entry is checked when it is used. */
 MOE_ROUTE_API moe_route_status moe_route_pack_load(moe_route_context *context, const char *path);
 MOE_ROUTE_API moe_route_status moe_route_pack_use(moe_route_context *context, const void *data, size_t size);
 
