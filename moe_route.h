@@ -4753,15 +4753,15 @@ static const char *const moer_source_18[] = { /* sort.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* The padding of every expert's aligned rows, and the experts of blocks. */\n"
+    "/* The padding of every expert's aligned rows, a warp an expert so that lanes write neighbours, and the experts of blocks. */\n"
     "template <class Starts, class Aligned>\n"
     "DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {\n"
     "    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;\n"
     "    const u32 aligned_rows = aligned[LOCAL_EXPERTS];\n"
     "    if (a.maps.aligned_row_to_pair) {\n",
-    "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
+    "        for (u32 e = thread / 32; e < LOCAL_EXPERTS; e += threads / 32) {\n"
     "            const u32 end = aligned[e + 1];\n"
-    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]) + lane_index(); i < end; i += 32) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "        }\n"
     "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "    }\n"
@@ -6218,7 +6218,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "159aa3df77452d023e13d21b51f7eba01ebb54bb5ac7f22d732fc083ef336b12";
+static const char moer_sources_digest[] = "3341375fd98a95aa292383694d226aeafdd6775648421a35995bdf2ae6460f0d";
 
 /* ---- src/base.c ---- */
 /*
