@@ -4753,15 +4753,15 @@ static const char *const moer_source_18[] = { /* sort.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* The padding of every expert's aligned rows, and the experts of blocks. */\n"
+    "/* The padding of every expert's aligned rows, a warp an expert so that lanes write neighbours, and the experts of blocks. */\n"
     "template <class Starts, class Aligned>\n"
     "DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {\n"
     "    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;\n"
     "    const u32 aligned_rows = aligned[LOCAL_EXPERTS];\n"
     "    if (a.maps.aligned_row_to_pair) {\n",
-    "        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {\n"
+    "        for (u32 e = thread / 32; e < LOCAL_EXPERTS; e += threads / 32) {\n"
     "            const u32 end = aligned[e + 1];\n"
-    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]) + lane_index(); i < end; i += 32) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "        }\n"
     "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "    }\n"
@@ -5171,8 +5171,8 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "  where there is one tile. The tile is brought into the order of rows in shared memory first: neighbours of a row are written by\n"
     "  neighbouring threads, where scattered words would cost a store each.\n"
     "\n"
-    "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS, those of placement.h, and SORT_THREADS: as many as shared memory has\n"
-    "  counters for, a digit and warp each (layer.c).\n"
+    "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS, those of placement.h, and SORT_THREADS, a power of two up to 1024: shared\n"
+    "  memory has to have a counter for each digit and warp, and a thread registers for its pairs (layer.c chooses).\n"
     "*/\n"
     "enum : unsigned int { NUM_EXPERTS = E, SLOTS = K };\n"
     "#undef E /* names of template parameters there */\n"
@@ -5240,9 +5240,9 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "#pragma unroll\n"
     "    for (u32 i = 0; i < PAIRS; i++) {\n"
     "        const u32 expert = r.expert[i], place = place_in_tile<PAIRS>(i);\n"
-    "        const u64 pair = begin + place;\n"
+    "        const u64 pair = begin + place;\n",
     "        words[r.rank[i]] = expert << 16 | place;\n"
-    "        if (pair >= a.num_pairs) continue;\n",
+    "        if (pair >= a.num_pairs) continue;\n"
     "        if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != LOCAL_EXPERTS \? r.rank[i] + (int)offset(expert) : -1;\n"
     "        if (pair >= all_rows) { /* the row of this number doesn't exist */\n"
     "            if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
@@ -5316,9 +5316,9 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "        rank_tile<TILE / SORT_THREADS>(a, begin + done, num_valid, words, r);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < BINS; i++) {\n"
-    "            const u32 e = first + i;\n"
+    "            const u32 e = first + i;\n",
     "            if (e < LOCAL_EXPERTS) offsets[e] = starts[e] + before[i] - (u32)r.start[i];\n"
-    "            if (e == LOCAL_EXPERTS) offsets[e] = (u32)r.start[i];\n",
+    "            if (e == LOCAL_EXPERTS) offsets[e] = (u32)r.start[i];\n"
     "            before[i] += (u32)r.count[i];\n"
     "        }\n"
     "        block_barrier();\n"
@@ -6218,7 +6218,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "159aa3df77452d023e13d21b51f7eba01ebb54bb5ac7f22d732fc083ef336b12";
+static const char moer_sources_digest[] = "1774d75393292e0132de105238786659e90ac918843adecf6f02c4e355184a08";
 
 /* ---- src/base.c ---- */
 /*

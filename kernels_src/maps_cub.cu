@@ -10,8 +10,8 @@
   where there is one tile. The tile is brought into the order of rows in shared memory first: neighbours of a row are written by
   neighbouring threads, where scattered words would cost a store each.
 
-  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS, those of placement.h, and SORT_THREADS: as many as shared memory has
-  counters for, a digit and warp each (layer.c).
+  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS, those of placement.h, and SORT_THREADS, a power of two up to 1024: shared
+  memory has to have a counter for each digit and warp, and a thread registers for its pairs (layer.c chooses).
 */
 enum : unsigned int { NUM_EXPERTS = E, SLOTS = K };
 #undef E /* names of template parameters there */

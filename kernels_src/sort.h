@@ -68,15 +68,15 @@ DEVICE void place_end(const moer_maps_args &a, Starts &starts, Aligned &aligned,
     }
 }
 
-/* The padding of every expert's aligned rows, and the experts of blocks. */
+/* The padding of every expert's aligned rows, a warp an expert so that lanes write neighbours, and the experts of blocks. */
 template <class Starts, class Aligned>
 DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {
     const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;
     const u32 aligned_rows = aligned[LOCAL_EXPERTS];
     if (a.maps.aligned_row_to_pair) {
-        for (u32 e = thread; e < LOCAL_EXPERTS; e += threads) {
+        for (u32 e = thread / 32; e < LOCAL_EXPERTS; e += threads / 32) {
             const u32 end = aligned[e + 1];
-            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]); i < end; i++) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
+            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]) + lane_index(); i < end; i += 32) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
         }
         for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;
     }

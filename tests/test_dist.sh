@@ -6,8 +6,12 @@
 set -u
 root=$PWD
 status=0
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+if [ "${1:-}" = hidden ]; then
+    work=$2 # the caller's, who removes it: a toolkit's folder is mounted in it here
+else
+    work=$(mktemp -d) || exit 1
+    trap 'rm -rf "$work"' EXIT
+fi
 pass() { echo "PASS $1"; }
 fail() {
     echo "FAIL $1: $(echo "$2" | tail -c 500 | tr '\n' ' ')"
@@ -30,7 +34,7 @@ stand_in() {
 }
 
 # run [NAME=VALUE]...: compiles maps by CUB with these variables and no others.
-run() { env -i PATH="$PATH" HOME="$work/home" MOE_ROUTE_CACHE_DIR=off "MOE_ROUTE_NVRTC_PATH=$nvrtc" "$@" "$root/build/cub_maps" 90:16 2>&1; }
+run() { env -i PATH="$PATH" HOME="$work/home" MOE_ROUTE_CACHE_DIR=off "MOE_ROUTE_NVRTC_PATH=$alone" "$@" "$root/build/cub_maps" 90:16 2>&1; }
 
 # finds NAME FOLDER [NAME=VALUE]...
 finds() {
@@ -82,7 +86,7 @@ finding() {
     finds cuda_path "$work/toolkit12/include" "CUDA_PATH=$work/toolkit12" "VIRTUAL_ENV=$work/venv"
     finds targets "$work/targets/targets/x86_64-linux/include/cccl" "CUDA_HOME=$work/targets"
     # beside NVRTC, of a toolkit and of pip's packages for CUDA 12, before what the environment says
-    ln -s "$nvrtc"/libnvrtc* "$work/beside/lib/"
+    ln -s "$alone"/libnvrtc* "$work/beside/lib/"
     stand_in "$work/beside/include/cccl"
     finds beside_nvrtc "$work/beside/include/cccl" "MOE_ROUTE_NVRTC_PATH=$work/beside/lib" "CUDA_HOME=$work/toolkit12"
     ln -s "$work/beside/lib" "$work/beside12/cuda_nvrtc/lib"
@@ -101,26 +105,26 @@ finding() {
 
 # NVRTC's folder: what the environment names, or the toolkit's.
 nvrtc=${MOE_ROUTE_NVRTC_PATH:-${CUDA_HOME:-/usr/local/cuda}/lib64}
+# The same where it can't be seen that it belongs to a toolkit.
+alone=$work/alone/nvrtc/lib
+mkdir -p "$alone" "$work/empty/include"
 if [ "${1:-}" = hidden ]; then
-    # From where it can't be seen that it belongs to a toolkit.
-    mkdir -p "$work/alone/nvrtc/lib" "$work/empty/include" && mount --bind "$nvrtc" "$work/alone/nvrtc/lib" || exit 99
-    nvrtc=$work/alone/nvrtc/lib
+    mount --bind -o ro "$nvrtc" "$alone" || exit 99
     for place in /usr/local/cuda /usr/local/lib; do
         [ ! -d "$place" ] || mount -t tmpfs none "$place" || exit 99
     done
     hidden=1
     finding
-    umount "$work/alone/nvrtc/lib"
     exit $status
 fi
 if [ ! -d "$nvrtc" ]; then
     echo "SKIP finds_cub: no folder with NVRTC"
 elif unshare -m true 2>/dev/null; then
-    unshare -m "$0" hidden
+    unshare -m "$0" hidden "$work"
     result=$?
     if [ $result -eq 99 ]; then echo "SKIP finds_cub: the installed toolkit can't be hidden"; elif [ $result -ne 0 ]; then status=1; fi
 else
-    mkdir -p "$work/empty/include"
+    ln -s "$nvrtc"/libnvrtc* "$alone/"
     hidden=0
     finding
 fi
