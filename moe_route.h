@@ -481,11 +481,11 @@ typedef struct moe_route_layer_desc {
     uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
                                           layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
                                           Where that leaves no room for the fused combine, AUTO means OFF */
-    moe_route_switch tuned;            /* kernels by what moe_route_layer_tune kept. AUTO: where something is kept. ON: the layer
-                                          is refused without. OFF: by built-in rules. No output depends on it */
+    moe_route_switch tuned;            /* kernels by what moe_route_layer_tune kept. AUTO: where something is kept. ON: on a GPU the
+                                          layer is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
-    moe_route_switch cub_maps;         /* maps of more than 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
+    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
                                           ON: required; where a kernel has to be compiled and CUB's headers aren't found, creating
                                           the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
                                           are sorted as with OFF */
@@ -827,8 +827,9 @@ MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *la
    layer and the number of tokens. moe_route_layer_tune() times them on the context's GPU with the description's own weights and
    random tokens, for 1, 2, 4, ... tokens up to max_tokens (at most 16384; beyond, what is best there holds), and keeps what it
    finds: in the context, and in cache_dir beside the kernels. Layers that are created after that use it, in this process and
-   in later ones, where GPU, shapes, formats and max_tokens are the same. It doesn't measure again what is kept. Without it,
-   built-in rules decide.
+   in later ones, where the GPU and the layer are of the same kind: experts, top_k, sizes, formats, dtypes, max_tokens,
+   dependent_launch and which biases there are, wherever the weights lie. It doesn't measure again what is kept. Without it,
+   built-in rules decide. No size of a workspace depends on what is kept.
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_tune_step { /* one measurement */
@@ -848,7 +849,7 @@ typedef struct moe_route_tune_args {
     int32_t again;                    /* 1: measure also where something is kept, and replace it */
 } moe_route_tune_args;
 
-/* Takes seconds: it compiles what is compared, and measures. The weights must be in place and the GPU otherwise idle; streams of
+/* Takes seconds: it compiles what is compared, and measures; and device memory beyond the layer's workspace for x, y and ids of max_tokens. The weights must be in place and the GPU otherwise idle; streams of
    other threads may not be under capture in global mode. It waits for its own work, on a stream of its own. The description
    needs both expert matrices. On failure nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
 MOE_ROUTE_API moe_route_status moe_route_layer_tune(moe_route_context *context, const moe_route_layer_desc *desc,
@@ -1121,7 +1122,8 @@ typedef struct moer_slots_args {
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
-#define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
+#define MOER_GROUPED_PAIRS MOER_SMALL_PAIRS /* beyond here experts go through grouped.cu */
+#define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -1777,11 +1779,15 @@ typedef struct moer_tuning { /* what was measured for one kind of layer */
 
 /* Fills layer->choices from the description, and from what moe_route_layer_tune kept. */
 static moe_route_status moer_layer_choose(moe_route_layer *layer, const moe_route_layer_desc *desc);
-/* The choice at a number of tokens. */
-static const moer_choice *moer_layer_choice(const moe_route_layer *layer, uint32_t num_tokens);
 /* The token counts that choice i is for, up to max_tokens, and of these those with more than MOER_SMALL_PAIRS pairs (`large`), or those
    without. 0: there are none. */
 static int moer_choice_range(const moe_route_layer *layer, uint32_t i, int large, uint32_t *least, uint32_t *most);
+/* What the choices come to: the size of grouped.cu's tiles, 0 to MOER_GROUPED_TILES - 1, and whether down matmul and combine are one kernel;
+   and whether some batch of up to max_tokens tokens meets such a tile, or of few pairs such a kernel, or the lack of it. */
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile);
+static int moer_layer_meets_fused(const moe_route_layer *layer, int fused);
 /* Whether something is kept for the layer; then into `choices`, which may be NULL. */
 static int moer_tuning_find(const moe_route_layer *layer, moer_choice *choices);
 /* Keeps it in the context, and in its cache folder. */
@@ -1798,6 +1804,7 @@ struct moe_route_layer {
     int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
+    int may_separate;         /* tuning could make down matmul and combine two kernels */
     moer_choice choices[MOER_CHOICES];
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
@@ -1834,13 +1841,11 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
-static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /* down matmul and combine in one kernel */
-static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
-static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -4192,8 +4197,8 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "#define FILL_CHUNKS (STEP / 8)     /* of a weight row */\n"
     "#define ROW_WORDS (TILE_ROWS * SLICE / 2)      /* of a stage */\n"
     "#define FILL_WORDS (TILE_WEIGHTS * STEP / 2)\n"
-    "#define SHARED_WORDS 12288\n"
-    "#define STAGES_THAT_FIT (COPIED_WEIGHTS \? SHARED_WORDS / (ROW_WORDS + FILL_WORDS) : (SHARED_WORDS - FILL_WORDS) / ROW_WORDS)\n"
+    "#define BLOCK_WORDS 12288\n"
+    "#define STAGES_THAT_FIT (COPIED_WEIGHTS \? BLOCK_WORDS / (ROW_WORDS + FILL_WORDS) : (BLOCK_WORDS - FILL_WORDS) / ROW_WORDS)\n"
     "#define ROW_STAGES (STAGES_THAT_FIT < 4 \? STAGES_THAT_FIT : 4)\n"
     "#define WEIGHT_STAGES (COPIED_WEIGHTS \? ROW_STAGES : 1)\n"
     "static_assert(ROW_STAGES > 0 && (ROW_STAGES * ROW_WORDS + WEIGHT_STAGES * FILL_WORDS) * 4 <= 49152, \"shared memory of a block\");\n"
@@ -6218,7 +6223,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "1774d75393292e0132de105238786659e90ac918843adecf6f02c4e355184a08";
+static const char moer_sources_digest[] = "3f1df5ccd5ff77ce24381679bf1a198cecf1e9763c7004dcf75c1799c27751d5";
 
 /* ---- src/base.c ---- */
 /*
@@ -12171,8 +12176,10 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
-/* Whether the maps of so many pairs are sorted by maps_cub.cu. */
-static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) { return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS; }
+/* Whether the maps of so many pairs are sorted by maps_cub.cu. Up to 64 tokens nothing is, so that no machine needs CUB for decoding. */
+static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) {
+    return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS && num_pairs > MOER_MAX_TOKENS_WITHOUT_CUB * layer->router.top_k;
+}
 
 /* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
    1024 threads would have too few registers each: on sm_120 they spill. */
@@ -12180,12 +12187,16 @@ static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return lay
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
     const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);
+    const int own = !cub || !moer_layer_sorts_by_cub(layer, MOER_SMALL_PAIRS + layer->router.top_k);
     char defines[MOER_DEFINES_MAX] = "";
+    moe_route_status status = MOE_ROUTE_OK;
     moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
-    if (cub) moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
-    return moer_layer_need(layer, cub ? &moer_family_maps_cub : &moer_family_maps, defines, cub ? &layer->maps_cub : &layer->maps);
+    if (own) status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+    if (status != MOE_ROUTE_OK || !cub) return status;
+    moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
+    return moer_layer_need(layer, &moer_family_maps_cub, defines, &layer->maps_cub);
 }
 
 /* Largest power of two up to 16 that divides both. */
@@ -12279,35 +12290,6 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
     }
     return status;
-}
-
-/* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
-static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
-    const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
-    const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
-    if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
-    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
-}
-
-/* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */
-static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
-    uint32_t i, least, most;
-    for (i = 0; i < MOER_CHOICES; i++)
-        if (moer_choice_range(layer, i, 1, &least, &most) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
-            return 1;
-    return 0;
-}
-
-static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs) {
-    return layer->fused_combine && num_pairs <= MOER_SMALL_PAIRS && !moer_layer_choice(layer, num_pairs / layer->router.top_k)->separate;
-}
-
-/* Whether some batch of few pairs goes through down.cu, or not through it. */
-static int moer_layer_meets_fused(const moe_route_layer *layer, int fused) {
-    uint32_t i, least, most;
-    for (i = 0; i < MOER_CHOICES; i++)
-        if (moer_choice_range(layer, i, 0, &least, &most) && moer_layer_fuses(layer, most * layer->router.top_k) == fused) return 1;
-    return 0;
 }
 
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
@@ -12521,8 +12503,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
-    const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
+static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs) {
     const uint32_t blocks = moer_divide_up(num_pairs, cub ? 1024 : 512);
     if (num_pairs <= (cub ? 8192u : 2048u)) return 1; /* a few rounds more are less than a second launch */
     return blocks < 128 ? blocks : 128;
@@ -12560,9 +12541,9 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(layer, num_pairs) * num_local, 4, &w->block_counts);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * num_local, 4, &w->block_counts); /* CUB needs fewer */
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-    if (runs && (cpu || !small || moer_layer_meets_fused(layer, 0))) {
+    if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
         const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
         fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
@@ -12661,7 +12642,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context
     int tuned;
     if (out != NULL) *out = NULL;
     status = moer_layer_create(context, desc, out, &tuned);
-    if (status == MOE_ROUTE_OK || !tuned || desc->tuned == MOE_ROUTE_ON) return status;
+    if ((status != MOE_ROUTE_ERROR_NO_COMPILER && status != MOE_ROUTE_ERROR_COMPILE) || !tuned || desc->tuned == MOE_ROUTE_ON) return status;
     /* Those without tuning may be in a pack, or in the cache still. */
     moer_log(context, MOE_ROUTE_LOG_WARNING, "the kernels that tuning chose for a layer can't be had; it takes those of an untuned one");
     untuned = *desc;
@@ -12719,12 +12700,46 @@ static int moer_choice_range(const moe_route_layer *layer, uint32_t i, int large
     return *least <= *most;
 }
 
+/* ---- what a layer makes of its choices ---- */
+
+/* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
+    const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
+    if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
+    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+}
+
+/* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */
+static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 1, &least, &most) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
+            return 1;
+    return 0;
+}
+
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs) {
+    return layer->fused_combine && num_pairs <= MOER_SMALL_PAIRS && !moer_layer_choice(layer, num_pairs / layer->router.top_k)->separate;
+}
+
+/* Whether some batch of few pairs goes through down.cu, or not through it. */
+static int moer_layer_meets_fused(const moe_route_layer *layer, int fused) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 0, &least, &most) && moer_layer_fuses(layer, most * layer->router.top_k) == fused) return 1;
+    return 0;
+}
+
 /* ---- what is kept ---- */
 
+/* Of what decides how long the kernels take, but for where the weights lie: what is found with one layer's is good for all. */
 static int moer_tuning_key(const moe_route_layer *layer, moer_key *key) {
     char defines[MOER_DEFINES_MAX] = "DEVICE=";
     size_t length = strlen(defines);
+    moe_route_layer anywhere = *layer;
     const char *name;
+    anywhere.gate_up.data = anywhere.gate_up.scales = anywhere.up.data = anywhere.up.scales = anywhere.down.data = anywhere.down.scales = 0;
     for (name = layer->context->name; *name != '\0' && length < 64; name++) {
         const char c = *name;
         defines[length++] = (char)((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '.' || c == '-' ? c : '_');
@@ -12738,9 +12753,9 @@ static int moer_tuning_key(const moe_route_layer *layer, moer_key *key) {
     moer_define(defines, "PARTS", layer->down_parts);
     moer_define(defines, "GATED", (unsigned long)layer->gated);
     moer_define(defines, "UP_APART", layer->up.format != MOE_ROUTE_FORMAT_NONE);
-    moer_define_tile(defines, layer, &layer->gate_up);
-    moer_define_tile(defines, layer, &layer->down);
-    return moer_key_make(key, "tuning", defines, layer->context->target);
+    moer_define_tile(defines, &anywhere, &anywhere.gate_up);
+    moer_define_tile(defines, &anywhere, &anywhere.down);
+    return defines[0] == 'D' /* all of it fitted */ && moer_key_make(key, "tuning", defines, layer->context->target);
 }
 
 static void moer_tuning_write(const moer_choice *choices, unsigned char payload[MOER_TUNING_SIZE]) {
@@ -12841,6 +12856,9 @@ static moe_route_status moer_tuning_keep(const moe_route_layer *layer, const moe
     moer_mutex_unlock(&context->mutex);
     if (known != NULL) moer_free(context, tuning);
 
+    /* A folder in the entry's place is no reason to write nothing any more. */
+    moer_cache_path(context->cache.folder, lookup->key.digest, 1, lookup->path, sizeof lookup->path);
+    lookup->blocked = moer_path_inspect(lookup->path) == MOER_PATH_FOLDER;
     moer_tuning_write(choices, text);
     payload.data = text;
     payload.size = sizeof text;
@@ -12869,9 +12887,13 @@ static moe_route_status moer_layer_choose(moe_route_layer *layer, const moe_rout
     if (desc->grouped_rows != 0 && desc->grouped_rows != 32 && desc->grouped_rows != 64 && desc->grouped_rows != 128)
         return moer_refuse(context, "grouped_rows", desc->grouped_rows, "32, 64 or 128, or 0 for a choice by the rows of an expert");
     if (desc->tuned != MOE_ROUTE_OFF && context->device == MOE_ROUTE_DEVICE_GPU && has_choices) layer->tuned = moer_tuning_find(layer, layer->choices);
-    if (desc->tuned == MOE_ROUTE_ON && !layer->tuned && context->device != MOE_ROUTE_DEVICE_CPU && has_choices)
+    if (desc->tuned == MOE_ROUTE_ON && !layer->tuned && context->device == MOE_ROUTE_DEVICE_GPU && has_choices)
         return moer_fail(context, MOE_ROUTE_ERROR_NOT_PREPARED, "layer: tuned is ON, and nothing is kept for this layer on this GPU: call moe_route_layer_tune before");
-    for (i = 0; i < MOER_CHOICES && desc->grouped_rows != 0; i++) layer->choices[i].tile_rows = (unsigned char)desc->grouped_rows;
+    layer->may_separate = desc->tuned != MOE_ROUTE_OFF && desc->fused_combine == MOE_ROUTE_AUTO; /* found or not: no size depends on that */
+    for (i = 0; i < MOER_CHOICES; i++) {
+        if (desc->grouped_rows != 0) layer->choices[i].tile_rows = (unsigned char)desc->grouped_rows;
+        if (desc->fused_combine != MOE_ROUTE_AUTO) layer->choices[i].separate = 0;
+    }
     return MOE_ROUTE_OK;
 }
 
@@ -12933,8 +12955,9 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
 
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
                                      const moer_workspace *w, moe_route_address workspace) {
-    const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(layer, num_pairs);
+    const uint32_t num_pairs = num_tokens * layer->router.top_k;
     const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
+    const uint32_t blocks = moer_maps_blocks(cub, num_pairs);
     const moer_variant *variant = cub ? layer->maps_cub : layer->maps;
     const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 256;
     const uint32_t first = blocks > 1 ? 0 : cub ? 2 : 1, end = blocks > 1 ? 2 : first + 1; /* one share needs no count */
@@ -13918,7 +13941,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *la
     status = moer_explain_sequence(layer, operation, num_tokens, &w, &sequence);
     if (status != MOE_ROUTE_OK) return status;
     plan->num_launches = sequence.num_launches;
-    plan->tuned = layer->tuned;
+    plan->tuned = layer->tuned && (operation == MOE_ROUTE_OPERATION_LAYER || operation == MOE_ROUTE_OPERATION_EXPERTS);
     for (i = 0; i < sequence.num_launches; i++) {
         const moer_launch *launch = &sequence.launches[i];
         moe_route_launch_info *info = &plan->launches[i];
@@ -14030,12 +14053,11 @@ static int moer_tune_lay_out(moer_tune *tune, const moe_route_layer *layer) {
     const size_t element = moer_dtype_size(layer->dtype);
     moe_route_layer apart = *layer;
     moer_workspace places, needed;
-    uint32_t i;
     int fits = 1;
     tune->max_tokens = layer->max_tokens < MOER_TUNE_MAX_TOKENS ? layer->max_tokens : MOER_TUNE_MAX_TOKENS;
     tune->num_rows = (tune->max_tokens < MOER_TUNE_FEW ? tune->max_tokens : MOER_TUNE_FEW) * MOER_TUNE_CALLS;
     if (tune->num_rows < tune->max_tokens) tune->num_rows = tune->max_tokens;
-    for (i = 0; i < MOER_CHOICES; i++) apart.choices[i].separate = 1; /* needs the most */
+    apart.may_separate = 1; /* needs the most */
     fits &= moer_workspace_lay_out(&apart, tune->max_tokens, &needed);
     memset(&places, 0, sizeof places);
     fits &= moer_workspace_take(&places, (size_t)tune->num_rows * layer->hidden_size, element, &tune->x);
@@ -14119,23 +14141,41 @@ static moe_route_status moer_tune_call(const moer_tune *tune, const moe_route_la
     return moe_route_layer_run(layer, &args);
 }
 
-/* What the first call writes, or the first part of it, as a digest. */
-static moe_route_status moer_tune_result(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, unsigned char digest[32]) {
+/* Goes on with a hash over the buffer: any byte that differs makes a difference, and nobody wants to deceive it. */
+static uint64_t moer_tune_hash(const moer_tune *tune, size_t size, uint64_t hash) {
+    size_t i;
+    for (i = 0; i < size; i += 8) {
+        uint64_t word = 0;
+        memcpy(&word, tune->buffer + i, size - i < 8 ? size - i : 8);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+/* What a call writes, as a hash. */
+static moe_route_status moer_tune_result(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, uint64_t *hash) {
     const moer_driver *driver = &tune->context->driver;
-    size_t size = (size_t)num_tokens * layer->hidden_size * moer_dtype_size(layer->dtype);
-    moe_route_status status;
-    moer_cu_result result;
-    if (size > MOER_TUNE_BUFFER) size = MOER_TUNE_BUFFER;
-    memset(tune->buffer, 0xcb, size); /* not what the candidate before has left there */
-    status = moer_tune_upload(tune, tune->y, size);
+    const size_t size = (size_t)num_tokens * layer->hidden_size * moer_dtype_size(layer->dtype);
+    moe_route_status status = MOE_ROUTE_OK;
+    size_t done, part;
+    *hash = size;
+    memset(tune->buffer, 0xcb, size < MOER_TUNE_BUFFER ? size : MOER_TUNE_BUFFER); /* not what the candidate before has left there */
+    for (done = 0; done < size && status == MOE_ROUTE_OK; done += part) {
+        part = size - done < MOER_TUNE_BUFFER ? size - done : MOER_TUNE_BUFFER;
+        status = moer_tune_upload(tune, tune->y + done, part);
+    }
     if (status == MOE_ROUTE_OK) status = moer_tune_call(tune, layer, num_tokens, 0);
-    if (status != MOE_ROUTE_OK) return status;
-    result = driver->cuMemcpyDtoHAsync(tune->buffer, tune->args->workspace + tune->y, size, tune->stream);
-    if (result != 0) return moer_driver_fail(tune->context, "cuMemcpyDtoHAsync", result);
-    result = driver->cuStreamSynchronize(tune->stream);
-    if (result != 0) return moer_driver_fail(tune->context, "cuStreamSynchronize", result);
-    moer_digest(tune->buffer, size, digest);
-    return MOE_ROUTE_OK;
+    for (done = 0; done < size && status == MOE_ROUTE_OK; done += part) {
+        moer_cu_result result;
+        part = size - done < MOER_TUNE_BUFFER ? size - done : MOER_TUNE_BUFFER;
+        result = driver->cuMemcpyDtoHAsync(tune->buffer, tune->args->workspace + tune->y + done, part, tune->stream);
+        if (result != 0) return moer_driver_fail(tune->context, "cuMemcpyDtoHAsync", result);
+        result = driver->cuStreamSynchronize(tune->stream);
+        if (result != 0) return moer_driver_fail(tune->context, "cuStreamSynchronize", result);
+        *hash = moer_tune_hash(tune, part, *hash);
+    }
+    return status;
 }
 
 /* Captures `num_calls` calls. */
@@ -14191,12 +14231,12 @@ static moe_route_status moer_tune_time(const moer_tune *tune, const moe_route_la
     return result == 0 ? status : moer_driver_fail(tune->context, call, result);
 }
 
-/* Median time of a call in replays of a graph, and the digest of its result. */
-static moe_route_status moer_tune_measure(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, double *microseconds, unsigned char digest[32]) {
+/* Median time of a call in replays of a graph, and the hash of its result. */
+static moe_route_status moer_tune_measure(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, double *microseconds, uint64_t *hash) {
     double times[MOER_TUNE_REPLAYS], time = 0.0;
     moer_cu_graph_exec graph = NULL;
     uint32_t num_calls, num_replays, warm, i, j;
-    moe_route_status status = moer_tune_result(tune, layer, num_tokens, digest);
+    moe_route_status status = moer_tune_result(tune, layer, num_tokens, hash);
     if (status == MOE_ROUTE_OK) status = moer_tune_time(tune, layer, num_tokens, NULL, &time);
     if (status != MOE_ROUTE_OK) return status;
     num_calls = time > MOER_TUNE_SLOW ? 1 : num_tokens <= MOER_TUNE_FEW ? MOER_TUNE_CALLS : 4;
@@ -14221,8 +14261,8 @@ static int moer_tune_is_rival(const moer_tune *tune, uint32_t candidate, int lar
     const moe_route_layer *layer = tune->layers[0];
     const moer_choice *choice = &moer_candidates[candidate].choice;
     const uint32_t num_pairs = num_tokens * layer->router.top_k;
-    if (choice->separate) return !large && tune->desc->fused_combine == MOE_ROUTE_AUTO && moer_layer_fuses(layer, num_pairs);
-    return choice->tile_rows != 0 && large && tune->desc->grouped_rows == 0 && layer->grouped && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
+    if (choice->separate) return !large && moer_layer_fuses(layer, num_pairs);
+    return choice->tile_rows != 0 && large && layer->grouped && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
 }
 
 static uint32_t moer_tune_num_rivals(const moer_tune *tune, int large, uint32_t num_tokens) {
@@ -14246,12 +14286,13 @@ static moe_route_status moer_tune_create(moer_tune *tune, uint32_t candidate) {
     moe_route_status status = moer_layer_begin(tune->context, tune->desc, "moe_route_layer_tune", tune->args, "args", layer);
     if (*layer == NULL) return status;
     for (i = 0; i < MOER_CHOICES; i++) (*layer)->choices[i] = moer_candidates[candidate].choice;
+    (*layer)->may_separate = 1;
     return moer_layer_make_variants(*layer);
 }
 
-static moe_route_status moer_tune_step(moer_tune *tune, uint32_t candidate, uint32_t num_tokens, unsigned char digest[32]) {
+static moe_route_status moer_tune_step(moer_tune *tune, uint32_t candidate, uint32_t num_tokens, uint64_t *hash) {
     moe_route_status status = tune->layers[candidate] != NULL ? MOE_ROUTE_OK : moer_tune_create(tune, candidate);
-    if (status == MOE_ROUTE_OK) status = moer_tune_measure(tune, tune->layers[candidate], num_tokens, &tune->step.microseconds, digest);
+    if (status == MOE_ROUTE_OK) status = moer_tune_measure(tune, tune->layers[candidate], num_tokens, &tune->step.microseconds, hash);
     if (status != MOE_ROUTE_OK) return status;
     tune->step.step++;
     tune->step.num_tokens = num_tokens;
@@ -14263,20 +14304,20 @@ static moe_route_status moer_tune_step(moer_tune *tune, uint32_t candidate, uint
 /* The fastest candidate at a number of tokens. */
 static moe_route_status moer_tune_choose(moer_tune *tune, int large, uint32_t num_tokens, uint32_t *chosen) {
     double times[MOER_CANDIDATES] = {0}, best;
-    unsigned char expected[32], digest[32];
+    uint64_t expected = 0, hash = 0;
     uint32_t candidate;
-    moe_route_status status = moer_tune_step(tune, 0, num_tokens, expected);
+    moe_route_status status = moer_tune_step(tune, 0, num_tokens, &expected);
     times[0] = tune->step.microseconds;
     for (candidate = 1; candidate < MOER_CANDIDATES && status == MOE_ROUTE_OK; candidate++) {
         if (!moer_tune_is_rival(tune, candidate, large, num_tokens)) continue;
-        status = moer_tune_step(tune, candidate, num_tokens, digest);
+        status = moer_tune_step(tune, candidate, num_tokens, &hash);
         times[candidate] = tune->step.microseconds;
-        if (status == MOE_ROUTE_OK && memcmp(digest, expected, 32) != 0) {
+        if (status == MOE_ROUTE_OK && hash != expected) {
             moer_log(tune->context, MOE_ROUTE_LOG_WARNING, "tuning, %u tokens: %s isn't used, since its result differs", (unsigned)num_tokens, moer_candidates[candidate].name);
             times[candidate] = 0.0;
         }
     }
-    if (status == MOE_ROUTE_OK) status = moer_tune_step(tune, 0, num_tokens, digest);
+    if (status == MOE_ROUTE_OK) status = moer_tune_step(tune, 0, num_tokens, &hash);
     if (status != MOE_ROUTE_OK) return status;
     if (times[0] > tune->step.microseconds) times[0] = tune->step.microseconds;
     *chosen = 0;
@@ -14391,6 +14432,8 @@ static moe_route_status moer_tune_begin(moe_route_context *context, moe_route_la
         *desc = *from;
         desc->operations = MOE_ROUTE_OPERATION_EXPERTS; /* what choices concern */
         desc->tuned = MOE_ROUTE_OFF;
+        desc->fused_combine = MOE_ROUTE_AUTO; /* what is kept doesn't depend on what a description overrides */
+        desc->grouped_rows = 0;
     }
     return moer_layer_begin(context, from != NULL ? desc : NULL, function, given, name, layer);
 }

@@ -462,11 +462,11 @@ typedef struct moe_route_layer_desc {
     uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
                                           layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
                                           Where that leaves no room for the fused combine, AUTO means OFF */
-    moe_route_switch tuned;            /* kernels by what moe_route_layer_tune kept. AUTO: where something is kept. ON: the layer
-                                          is refused without. OFF: by built-in rules. No output depends on it */
+    moe_route_switch tuned;            /* kernels by what moe_route_layer_tune kept. AUTO: where something is kept. ON: on a GPU the
+                                          layer is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
-    moe_route_switch cub_maps;         /* maps of more than 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
+    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
                                           ON: required; where a kernel has to be compiled and CUB's headers aren't found, creating
                                           the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
                                           are sorted as with OFF */
@@ -808,8 +808,9 @@ MOE_ROUTE_API moe_route_status moe_route_layer_variant(const moe_route_layer *la
    layer and the number of tokens. moe_route_layer_tune() times them on the context's GPU with the description's own weights and
    random tokens, for 1, 2, 4, ... tokens up to max_tokens (at most 16384; beyond, what is best there holds), and keeps what it
    finds: in the context, and in cache_dir beside the kernels. Layers that are created after that use it, in this process and
-   in later ones, where GPU, shapes, formats and max_tokens are the same. It doesn't measure again what is kept. Without it,
-   built-in rules decide.
+   in later ones, where the GPU and the layer are of the same kind: experts, top_k, sizes, formats, dtypes, max_tokens,
+   dependent_launch and which biases there are, wherever the weights lie. It doesn't measure again what is kept. Without it,
+   built-in rules decide. No size of a workspace depends on what is kept.
    -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct moe_route_tune_step { /* one measurement */
@@ -829,7 +830,7 @@ typedef struct moe_route_tune_args {
     int32_t again;                    /* 1: measure also where something is kept, and replace it */
 } moe_route_tune_args;
 
-/* Takes seconds: it compiles what is compared, and measures. The weights must be in place and the GPU otherwise idle; streams of
+/* Takes seconds: it compiles what is compared, and measures; and device memory beyond the layer's workspace for x, y and ids of max_tokens. The weights must be in place and the GPU otherwise idle; streams of
    other threads may not be under capture in global mode. It waits for its own work, on a stream of its own. The description
    needs both expert matrices. On failure nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
 MOE_ROUTE_API moe_route_status moe_route_layer_tune(moe_route_context *context, const moe_route_layer_desc *desc,

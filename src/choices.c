@@ -27,12 +27,46 @@ static int moer_choice_range(const moe_route_layer *layer, uint32_t i, int large
     return *least <= *most;
 }
 
+/* ---- what a layer makes of its choices ---- */
+
+/* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
+    const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
+    if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
+    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+}
+
+/* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */
+static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 1, &least, &most) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
+            return 1;
+    return 0;
+}
+
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs) {
+    return layer->fused_combine && num_pairs <= MOER_SMALL_PAIRS && !moer_layer_choice(layer, num_pairs / layer->router.top_k)->separate;
+}
+
+/* Whether some batch of few pairs goes through down.cu, or not through it. */
+static int moer_layer_meets_fused(const moe_route_layer *layer, int fused) {
+    uint32_t i, least, most;
+    for (i = 0; i < MOER_CHOICES; i++)
+        if (moer_choice_range(layer, i, 0, &least, &most) && moer_layer_fuses(layer, most * layer->router.top_k) == fused) return 1;
+    return 0;
+}
+
 /* ---- what is kept ---- */
 
+/* Of what decides how long the kernels take, but for where the weights lie: what is found with one layer's is good for all. */
 static int moer_tuning_key(const moe_route_layer *layer, moer_key *key) {
     char defines[MOER_DEFINES_MAX] = "DEVICE=";
     size_t length = strlen(defines);
+    moe_route_layer anywhere = *layer;
     const char *name;
+    anywhere.gate_up.data = anywhere.gate_up.scales = anywhere.up.data = anywhere.up.scales = anywhere.down.data = anywhere.down.scales = 0;
     for (name = layer->context->name; *name != '\0' && length < 64; name++) {
         const char c = *name;
         defines[length++] = (char)((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '.' || c == '-' ? c : '_');
@@ -46,9 +80,9 @@ static int moer_tuning_key(const moe_route_layer *layer, moer_key *key) {
     moer_define(defines, "PARTS", layer->down_parts);
     moer_define(defines, "GATED", (unsigned long)layer->gated);
     moer_define(defines, "UP_APART", layer->up.format != MOE_ROUTE_FORMAT_NONE);
-    moer_define_tile(defines, layer, &layer->gate_up);
-    moer_define_tile(defines, layer, &layer->down);
-    return moer_key_make(key, "tuning", defines, layer->context->target);
+    moer_define_tile(defines, &anywhere, &anywhere.gate_up);
+    moer_define_tile(defines, &anywhere, &anywhere.down);
+    return defines[0] == 'D' /* all of it fitted */ && moer_key_make(key, "tuning", defines, layer->context->target);
 }
 
 static void moer_tuning_write(const moer_choice *choices, unsigned char payload[MOER_TUNING_SIZE]) {
@@ -149,6 +183,9 @@ static moe_route_status moer_tuning_keep(const moe_route_layer *layer, const moe
     moer_mutex_unlock(&context->mutex);
     if (known != NULL) moer_free(context, tuning);
 
+    /* A folder in the entry's place is no reason to write nothing any more. */
+    moer_cache_path(context->cache.folder, lookup->key.digest, 1, lookup->path, sizeof lookup->path);
+    lookup->blocked = moer_path_inspect(lookup->path) == MOER_PATH_FOLDER;
     moer_tuning_write(choices, text);
     payload.data = text;
     payload.size = sizeof text;
@@ -177,8 +214,12 @@ static moe_route_status moer_layer_choose(moe_route_layer *layer, const moe_rout
     if (desc->grouped_rows != 0 && desc->grouped_rows != 32 && desc->grouped_rows != 64 && desc->grouped_rows != 128)
         return moer_refuse(context, "grouped_rows", desc->grouped_rows, "32, 64 or 128, or 0 for a choice by the rows of an expert");
     if (desc->tuned != MOE_ROUTE_OFF && context->device == MOE_ROUTE_DEVICE_GPU && has_choices) layer->tuned = moer_tuning_find(layer, layer->choices);
-    if (desc->tuned == MOE_ROUTE_ON && !layer->tuned && context->device != MOE_ROUTE_DEVICE_CPU && has_choices)
+    if (desc->tuned == MOE_ROUTE_ON && !layer->tuned && context->device == MOE_ROUTE_DEVICE_GPU && has_choices)
         return moer_fail(context, MOE_ROUTE_ERROR_NOT_PREPARED, "layer: tuned is ON, and nothing is kept for this layer on this GPU: call moe_route_layer_tune before");
-    for (i = 0; i < MOER_CHOICES && desc->grouped_rows != 0; i++) layer->choices[i].tile_rows = (unsigned char)desc->grouped_rows;
+    layer->may_separate = desc->tuned != MOE_ROUTE_OFF && desc->fused_combine == MOE_ROUTE_AUTO; /* found or not: no size depends on that */
+    for (i = 0; i < MOER_CHOICES; i++) {
+        if (desc->grouped_rows != 0) layer->choices[i].tile_rows = (unsigned char)desc->grouped_rows;
+        if (desc->fused_combine != MOE_ROUTE_AUTO) layer->choices[i].separate = 0;
+    }
     return MOE_ROUTE_OK;
 }

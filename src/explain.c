@@ -81,7 +81,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *la
     status = moer_explain_sequence(layer, operation, num_tokens, &w, &sequence);
     if (status != MOE_ROUTE_OK) return status;
     plan->num_launches = sequence.num_launches;
-    plan->tuned = layer->tuned;
+    plan->tuned = layer->tuned && (operation == MOE_ROUTE_OPERATION_LAYER || operation == MOE_ROUTE_OPERATION_EXPERTS);
     for (i = 0; i < sequence.num_launches; i++) {
         const moer_launch *launch = &sequence.launches[i];
         moe_route_launch_info *info = &plan->launches[i];

@@ -23,7 +23,8 @@
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
-#define MOER_GROUPED_PAIRS 512u /* beyond here experts go through grouped.cu */
+#define MOER_GROUPED_PAIRS MOER_SMALL_PAIRS /* beyond here experts go through grouped.cu */
+#define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -395,11 +396,15 @@ typedef struct moer_tuning { /* what was measured for one kind of layer */
 
 /* Fills layer->choices from the description, and from what moe_route_layer_tune kept. */
 static moe_route_status moer_layer_choose(moe_route_layer *layer, const moe_route_layer_desc *desc);
-/* The choice at a number of tokens. */
-static const moer_choice *moer_layer_choice(const moe_route_layer *layer, uint32_t num_tokens);
 /* The token counts that choice i is for, up to max_tokens, and of these those with more than MOER_SMALL_PAIRS pairs (`large`), or those
    without. 0: there are none. */
 static int moer_choice_range(const moe_route_layer *layer, uint32_t i, int large, uint32_t *least, uint32_t *most);
+/* What the choices come to: the size of grouped.cu's tiles, 0 to MOER_GROUPED_TILES - 1, and whether down matmul and combine are one kernel;
+   and whether some batch of up to max_tokens tokens meets such a tile, or of few pairs such a kernel, or the lack of it. */
+static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile);
+static int moer_layer_meets_fused(const moe_route_layer *layer, int fused);
 /* Whether something is kept for the layer; then into `choices`, which may be NULL. */
 static int moer_tuning_find(const moe_route_layer *layer, moer_choice *choices);
 /* Keeps it in the context, and in its cache folder. */
@@ -416,6 +421,7 @@ struct moe_route_layer {
     int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
+    int may_separate;         /* tuning could make down matmul and combine two kernels */
     moer_choice choices[MOER_CHOICES];
     moe_route_activation activation;
     int clamp_kind;           /* of activations.h */
@@ -452,13 +458,11 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
-static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs); /* down matmul and combine in one kernel */
-static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
-static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {

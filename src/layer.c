@@ -296,8 +296,10 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
-/* Whether the maps of so many pairs are sorted by maps_cub.cu. */
-static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) { return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS; }
+/* Whether the maps of so many pairs are sorted by maps_cub.cu. Up to 64 tokens nothing is, so that no machine needs CUB for decoding. */
+static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) {
+    return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS && num_pairs > MOER_MAX_TOKENS_WITHOUT_CUB * layer->router.top_k;
+}
 
 /* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
    1024 threads would have too few registers each: on sm_120 they spill. */
@@ -305,12 +307,16 @@ static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return lay
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
     const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);
+    const int own = !cub || !moer_layer_sorts_by_cub(layer, MOER_SMALL_PAIRS + layer->router.top_k);
     char defines[MOER_DEFINES_MAX] = "";
+    moe_route_status status = MOE_ROUTE_OK;
     moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
-    if (cub) moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
-    return moer_layer_need(layer, cub ? &moer_family_maps_cub : &moer_family_maps, defines, cub ? &layer->maps_cub : &layer->maps);
+    if (own) status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+    if (status != MOE_ROUTE_OK || !cub) return status;
+    moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
+    return moer_layer_need(layer, &moer_family_maps_cub, defines, &layer->maps_cub);
 }
 
 /* Largest power of two up to 16 that divides both. */
@@ -404,35 +410,6 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
     }
     return status;
-}
-
-/* Rows of an expert on average decide: a tile of many is efficient where they fill it, and one of few leaves room for more blocks. */
-static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pairs) {
-    const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
-    const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
-    if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
-    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
-}
-
-/* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */
-static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
-    uint32_t i, least, most;
-    for (i = 0; i < MOER_CHOICES; i++)
-        if (moer_choice_range(layer, i, 1, &least, &most) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
-            return 1;
-    return 0;
-}
-
-static int moer_layer_fuses(const moe_route_layer *layer, uint32_t num_pairs) {
-    return layer->fused_combine && num_pairs <= MOER_SMALL_PAIRS && !moer_layer_choice(layer, num_pairs / layer->router.top_k)->separate;
-}
-
-/* Whether some batch of few pairs goes through down.cu, or not through it. */
-static int moer_layer_meets_fused(const moe_route_layer *layer, int fused) {
-    uint32_t i, least, most;
-    for (i = 0; i < MOER_CHOICES; i++)
-        if (moer_choice_range(layer, i, 0, &least, &most) && moer_layer_fuses(layer, most * layer->router.top_k) == fused) return 1;
-    return 0;
 }
 
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
@@ -646,8 +623,7 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
-    const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
+static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs) {
     const uint32_t blocks = moer_divide_up(num_pairs, cub ? 1024 : 512);
     if (num_pairs <= (cub ? 8192u : 2048u)) return 1; /* a few rounds more are less than a second launch */
     return blocks < 128 ? blocks : 128;
@@ -685,9 +661,9 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(layer, num_pairs) * num_local, 4, &w->block_counts);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * num_local, 4, &w->block_counts); /* CUB needs fewer */
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
-    if (runs && (cpu || !small || moer_layer_meets_fused(layer, 0))) {
+    if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
         const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
         fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
@@ -786,7 +762,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_create(moe_route_context *context
     int tuned;
     if (out != NULL) *out = NULL;
     status = moer_layer_create(context, desc, out, &tuned);
-    if (status == MOE_ROUTE_OK || !tuned || desc->tuned == MOE_ROUTE_ON) return status;
+    if ((status != MOE_ROUTE_ERROR_NO_COMPILER && status != MOE_ROUTE_ERROR_COMPILE) || !tuned || desc->tuned == MOE_ROUTE_ON) return status;
     /* Those without tuning may be in a pack, or in the cache still. */
     moer_log(context, MOE_ROUTE_LOG_WARNING, "the kernels that tuning chose for a layer can't be had; it takes those of an untuned one");
     untuned = *desc;

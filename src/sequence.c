@@ -56,8 +56,9 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
 
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,
                                      const moer_workspace *w, moe_route_address workspace) {
-    const uint32_t num_pairs = num_tokens * layer->router.top_k, blocks = moer_maps_blocks(layer, num_pairs);
+    const uint32_t num_pairs = num_tokens * layer->router.top_k;
     const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
+    const uint32_t blocks = moer_maps_blocks(cub, num_pairs);
     const moer_variant *variant = cub ? layer->maps_cub : layer->maps;
     const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 256;
     const uint32_t first = blocks > 1 ? 0 : cub ? 2 : 1, end = blocks > 1 ? 2 : first + 1; /* one share needs no count */

@@ -49,12 +49,11 @@ static int moer_tune_lay_out(moer_tune *tune, const moe_route_layer *layer) {
     const size_t element = moer_dtype_size(layer->dtype);
     moe_route_layer apart = *layer;
     moer_workspace places, needed;
-    uint32_t i;
     int fits = 1;
     tune->max_tokens = layer->max_tokens < MOER_TUNE_MAX_TOKENS ? layer->max_tokens : MOER_TUNE_MAX_TOKENS;
     tune->num_rows = (tune->max_tokens < MOER_TUNE_FEW ? tune->max_tokens : MOER_TUNE_FEW) * MOER_TUNE_CALLS;
     if (tune->num_rows < tune->max_tokens) tune->num_rows = tune->max_tokens;
-    for (i = 0; i < MOER_CHOICES; i++) apart.choices[i].separate = 1; /* needs the most */
+    apart.may_separate = 1; /* needs the most */
     fits &= moer_workspace_lay_out(&apart, tune->max_tokens, &needed);
     memset(&places, 0, sizeof places);
     fits &= moer_workspace_take(&places, (size_t)tune->num_rows * layer->hidden_size, element, &tune->x);
@@ -138,23 +137,41 @@ static moe_route_status moer_tune_call(const moer_tune *tune, const moe_route_la
     return moe_route_layer_run(layer, &args);
 }
 
-/* What the first call writes, or the first part of it, as a digest. */
-static moe_route_status moer_tune_result(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, unsigned char digest[32]) {
+/* Goes on with a hash over the buffer: any byte that differs makes a difference, and nobody wants to deceive it. */
+static uint64_t moer_tune_hash(const moer_tune *tune, size_t size, uint64_t hash) {
+    size_t i;
+    for (i = 0; i < size; i += 8) {
+        uint64_t word = 0;
+        memcpy(&word, tune->buffer + i, size - i < 8 ? size - i : 8);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+/* What a call writes, as a hash. */
+static moe_route_status moer_tune_result(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, uint64_t *hash) {
     const moer_driver *driver = &tune->context->driver;
-    size_t size = (size_t)num_tokens * layer->hidden_size * moer_dtype_size(layer->dtype);
-    moe_route_status status;
-    moer_cu_result result;
-    if (size > MOER_TUNE_BUFFER) size = MOER_TUNE_BUFFER;
-    memset(tune->buffer, 0xcb, size); /* not what the candidate before has left there */
-    status = moer_tune_upload(tune, tune->y, size);
+    const size_t size = (size_t)num_tokens * layer->hidden_size * moer_dtype_size(layer->dtype);
+    moe_route_status status = MOE_ROUTE_OK;
+    size_t done, part;
+    *hash = size;
+    memset(tune->buffer, 0xcb, size < MOER_TUNE_BUFFER ? size : MOER_TUNE_BUFFER); /* not what the candidate before has left there */
+    for (done = 0; done < size && status == MOE_ROUTE_OK; done += part) {
+        part = size - done < MOER_TUNE_BUFFER ? size - done : MOER_TUNE_BUFFER;
+        status = moer_tune_upload(tune, tune->y + done, part);
+    }
     if (status == MOE_ROUTE_OK) status = moer_tune_call(tune, layer, num_tokens, 0);
-    if (status != MOE_ROUTE_OK) return status;
-    result = driver->cuMemcpyDtoHAsync(tune->buffer, tune->args->workspace + tune->y, size, tune->stream);
-    if (result != 0) return moer_driver_fail(tune->context, "cuMemcpyDtoHAsync", result);
-    result = driver->cuStreamSynchronize(tune->stream);
-    if (result != 0) return moer_driver_fail(tune->context, "cuStreamSynchronize", result);
-    moer_digest(tune->buffer, size, digest);
-    return MOE_ROUTE_OK;
+    for (done = 0; done < size && status == MOE_ROUTE_OK; done += part) {
+        moer_cu_result result;
+        part = size - done < MOER_TUNE_BUFFER ? size - done : MOER_TUNE_BUFFER;
+        result = driver->cuMemcpyDtoHAsync(tune->buffer, tune->args->workspace + tune->y + done, part, tune->stream);
+        if (result != 0) return moer_driver_fail(tune->context, "cuMemcpyDtoHAsync", result);
+        result = driver->cuStreamSynchronize(tune->stream);
+        if (result != 0) return moer_driver_fail(tune->context, "cuStreamSynchronize", result);
+        *hash = moer_tune_hash(tune, part, *hash);
+    }
+    return status;
 }
 
 /* Captures `num_calls` calls. */
@@ -210,12 +227,12 @@ static moe_route_status moer_tune_time(const moer_tune *tune, const moe_route_la
     return result == 0 ? status : moer_driver_fail(tune->context, call, result);
 }
 
-/* Median time of a call in replays of a graph, and the digest of its result. */
-static moe_route_status moer_tune_measure(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, double *microseconds, unsigned char digest[32]) {
+/* Median time of a call in replays of a graph, and the hash of its result. */
+static moe_route_status moer_tune_measure(moer_tune *tune, const moe_route_layer *layer, uint32_t num_tokens, double *microseconds, uint64_t *hash) {
     double times[MOER_TUNE_REPLAYS], time = 0.0;
     moer_cu_graph_exec graph = NULL;
     uint32_t num_calls, num_replays, warm, i, j;
-    moe_route_status status = moer_tune_result(tune, layer, num_tokens, digest);
+    moe_route_status status = moer_tune_result(tune, layer, num_tokens, hash);
     if (status == MOE_ROUTE_OK) status = moer_tune_time(tune, layer, num_tokens, NULL, &time);
     if (status != MOE_ROUTE_OK) return status;
     num_calls = time > MOER_TUNE_SLOW ? 1 : num_tokens <= MOER_TUNE_FEW ? MOER_TUNE_CALLS : 4;
@@ -240,8 +257,8 @@ static int moer_tune_is_rival(const moer_tune *tune, uint32_t candidate, int lar
     const moe_route_layer *layer = tune->layers[0];
     const moer_choice *choice = &moer_candidates[candidate].choice;
     const uint32_t num_pairs = num_tokens * layer->router.top_k;
-    if (choice->separate) return !large && tune->desc->fused_combine == MOE_ROUTE_AUTO && moer_layer_fuses(layer, num_pairs);
-    return choice->tile_rows != 0 && large && tune->desc->grouped_rows == 0 && layer->grouped && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
+    if (choice->separate) return !large && moer_layer_fuses(layer, num_pairs);
+    return choice->tile_rows != 0 && large && layer->grouped && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
 }
 
 static uint32_t moer_tune_num_rivals(const moer_tune *tune, int large, uint32_t num_tokens) {
@@ -265,12 +282,13 @@ static moe_route_status moer_tune_create(moer_tune *tune, uint32_t candidate) {
     moe_route_status status = moer_layer_begin(tune->context, tune->desc, "moe_route_layer_tune", tune->args, "args", layer);
     if (*layer == NULL) return status;
     for (i = 0; i < MOER_CHOICES; i++) (*layer)->choices[i] = moer_candidates[candidate].choice;
+    (*layer)->may_separate = 1;
     return moer_layer_make_variants(*layer);
 }
 
-static moe_route_status moer_tune_step(moer_tune *tune, uint32_t candidate, uint32_t num_tokens, unsigned char digest[32]) {
+static moe_route_status moer_tune_step(moer_tune *tune, uint32_t candidate, uint32_t num_tokens, uint64_t *hash) {
     moe_route_status status = tune->layers[candidate] != NULL ? MOE_ROUTE_OK : moer_tune_create(tune, candidate);
-    if (status == MOE_ROUTE_OK) status = moer_tune_measure(tune, tune->layers[candidate], num_tokens, &tune->step.microseconds, digest);
+    if (status == MOE_ROUTE_OK) status = moer_tune_measure(tune, tune->layers[candidate], num_tokens, &tune->step.microseconds, hash);
     if (status != MOE_ROUTE_OK) return status;
     tune->step.step++;
     tune->step.num_tokens = num_tokens;
@@ -282,20 +300,20 @@ static moe_route_status moer_tune_step(moer_tune *tune, uint32_t candidate, uint
 /* The fastest candidate at a number of tokens. */
 static moe_route_status moer_tune_choose(moer_tune *tune, int large, uint32_t num_tokens, uint32_t *chosen) {
     double times[MOER_CANDIDATES] = {0}, best;
-    unsigned char expected[32], digest[32];
+    uint64_t expected = 0, hash = 0;
     uint32_t candidate;
-    moe_route_status status = moer_tune_step(tune, 0, num_tokens, expected);
+    moe_route_status status = moer_tune_step(tune, 0, num_tokens, &expected);
     times[0] = tune->step.microseconds;
     for (candidate = 1; candidate < MOER_CANDIDATES && status == MOE_ROUTE_OK; candidate++) {
         if (!moer_tune_is_rival(tune, candidate, large, num_tokens)) continue;
-        status = moer_tune_step(tune, candidate, num_tokens, digest);
+        status = moer_tune_step(tune, candidate, num_tokens, &hash);
         times[candidate] = tune->step.microseconds;
-        if (status == MOE_ROUTE_OK && memcmp(digest, expected, 32) != 0) {
+        if (status == MOE_ROUTE_OK && hash != expected) {
             moer_log(tune->context, MOE_ROUTE_LOG_WARNING, "tuning, %u tokens: %s isn't used, since its result differs", (unsigned)num_tokens, moer_candidates[candidate].name);
             times[candidate] = 0.0;
         }
     }
-    if (status == MOE_ROUTE_OK) status = moer_tune_step(tune, 0, num_tokens, digest);
+    if (status == MOE_ROUTE_OK) status = moer_tune_step(tune, 0, num_tokens, &hash);
     if (status != MOE_ROUTE_OK) return status;
     if (times[0] > tune->step.microseconds) times[0] = tune->step.microseconds;
     *chosen = 0;
@@ -410,6 +428,8 @@ static moe_route_status moer_tune_begin(moe_route_context *context, moe_route_la
         *desc = *from;
         desc->operations = MOE_ROUTE_OPERATION_EXPERTS; /* what choices concern */
         desc->tuned = MOE_ROUTE_OFF;
+        desc->fused_combine = MOE_ROUTE_AUTO; /* what is kept doesn't depend on what a description overrides */
+        desc->grouped_rows = 0;
     }
     return moer_layer_begin(context, from != NULL ? desc : NULL, function, given, name, layer);
 }

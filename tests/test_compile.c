@@ -20,7 +20,8 @@ static int small_size;
 typedef struct compilation { /* of all layers for one architecture */
     uint32_t target;
     uint32_t num_variants;
-    char failure[4096];
+    char failure[4096], warning[4096]; /* of a macro that is defined twice */
+    int warned;
     int known; /* to this NVRTC */
     int nvrtc_version;
 } compilation;
@@ -161,6 +162,13 @@ static uint32_t count_variants(const moe_route_context *context) {
     return count;
 }
 
+/* A macro that two headers define: which one holds depends on the order of includes. NVRTC only warns. Called by several threads. */
+static void note_warning(moe_route_log_level level, const char *message, void *user) {
+    compilation *c = (compilation *)user;
+    (void)level;
+    if (strncmp(message, "NVRTC on ", 9) == 0 && strstr(message, "redefinition") && !__atomic_exchange_n(&c->warned, 1, __ATOMIC_SEQ_CST)) snprintf(c->warning, sizeof c->warning, "%s", message);
+}
+
 static void *compile_for_target(void *user) {
     compilation *c = (compilation *)user;
     moe_route_context_desc desc;
@@ -170,6 +178,8 @@ static void *compile_for_target(void *user) {
     desc.device = MOE_ROUTE_DEVICE_COMPILE;
     desc.compile_target = c->target;
     desc.cache_dir = "off";
+    desc.logger.log = note_warning;
+    desc.logger.user = c;
     if (moe_route_context_create(&desc, &context) != MOE_ROUTE_OK) {
         moe_route_message(context, c->failure, sizeof c->failure);
     } else {
@@ -189,6 +199,11 @@ static void *compile_for_target(void *user) {
         }
     }
     moe_route_context_destroy(context);
+    if (c->warned && !c->failure[0]) {
+        for (i = 0; c->warning[i]; i++)
+            if (c->warning[i] == '\n') c->warning[i] = ' ';
+        snprintf(c->failure, sizeof c->failure, "%s", c->warning);
+    }
     return NULL;
 }
 

@@ -185,6 +185,8 @@ TEST(maps_by_cub_match_their_definition) {
     CHECK(goes_by_cub(&cases[4], 300, &num_launches) == 1, "768 experts aren't sorted by CUB");
     CHECK(goes_by_cub(&cases[5], 300, &num_launches) == 0, "769 experts are sorted by CUB");
     CHECK(goes_by_cub(&cases[1], 64, &num_launches) == 0, "512 pairs are sorted by CUB");
+    CHECK(goes_by_cub(&cases[3], 64, &num_launches) == 0, "64 tokens are sorted by CUB");
+    CHECK(goes_by_cub(&cases[3], 65, &num_launches) == 1, "65 tokens and 650 pairs aren't sorted by CUB");
 }
 
 /* All of them may: then there is nothing to do. */

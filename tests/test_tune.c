@@ -247,6 +247,7 @@ static const expected_choice untuned_choices[] = {{1, "down"}, {8, "down"}, {9, 
 /* 6 + 2 against 10 ms; 6 + 4; and the largest tile from 9 tokens on. */
 static const expected_choice growing_choices[] = {{1, "combine"}, {2, "combine"}, {3, "down"}, {8, "down"}, {9, "TILE_ROWS=128"}, {16, "TILE_ROWS=128"}};
 static const expected_choice shrinking_choices[] = {{1, "down"}, {8, "down"}, {9, "TILE_ROWS=32"}, {16, "TILE_ROWS=32"}};
+static const expected_choice overridden_choices[] = {{1, "combine"}, {8, "combine"}, {9, "TILE_ROWS=64"}, {16, "TILE_ROWS=64"}};
 #define CHOICES(list) list, COUNT(list)
 
 typedef struct found_entry {
@@ -293,6 +294,15 @@ TEST(tuning_chooses_the_fastest_and_keeps_it) {
     check_choices(&t, context, 1, CHOICES(shrinking_choices), "tuned again");
     CHECK(entries_of(context, "tuning", &entry) == 1, "%u files", entry.count);
 
+    t.m.desc.fused_combine = MOE_ROUTE_OFF; /* what a description overrides is neither kept nor replaced by what is */
+    t.m.desc.grouped_rows = 64;
+    check_choices(&t, context, 1, CHOICES(overridden_choices), "overridden");
+    t.args.again = 1;
+    CHECK(tune(&t, context, shrinking) == steps, "overrides keep choices from being measured");
+    t.m.desc.fused_combine = MOE_ROUTE_AUTO;
+    t.m.desc.grouped_rows = 0;
+    check_choices(&t, context, 1, CHOICES(shrinking_choices), "tuned with overrides");
+
     later = open_context(folder); /* as another process */
     t.args.again = 0;
     CHECK(tune(&t, later, growing) == 0, "it measures what is on disk");
@@ -312,6 +322,30 @@ TEST(tuning_chooses_the_fastest_and_keeps_it) {
     moe_route_context_destroy(context);
     tuned_destroy(&t);
     remove_tree(folder);
+}
+
+/* An engine may ask one of its layers for the size of a workspace that all share. */
+TEST(no_size_depends_on_tuning) {
+    tuned_model t;
+    moe_route_context *context;
+    moe_route_layer *layer;
+    uint32_t i, round;
+    size_t sizes[2][17];
+    NEEDS_A_GPU;
+    tuned_create(&small_spec, &t);
+    context = open_context("off");
+    for (round = 0; round < 2; round++) {
+        if (round) tune(&t, context, growing);
+        REQUIRE(moe_route_layer_create(context, &t.m.desc, &layer) == MOE_ROUTE_OK, "%s", message_of(context));
+        for (i = 0; i <= 16; i++) {
+            CHECK(moe_route_layer_workspace_size(layer, i, &sizes[round][i]) == MOE_ROUTE_OK, "%s", message_of(context));
+            CHECK(i == 0 || sizes[round][i] >= sizes[round][i - 1], "%u tokens need less than %u", i, i - 1);
+            CHECK(sizes[round][i] == sizes[0][i], "%u tokens need %lu bytes, and tuned %lu", i, (unsigned long)sizes[0][i], (unsigned long)sizes[round][i]);
+        }
+        moe_route_layer_destroy(layer);
+    }
+    moe_route_context_destroy(context);
+    tuned_destroy(&t);
 }
 
 TEST(tuning_without_a_folder_lasts_as_long_as_the_context) {
@@ -469,6 +503,18 @@ TEST(a_damaged_result_is_none) {
     write_file(entry.path, others, size);
     check_damaged(&t, "another layer's");
 
+    remove(entry.path);
+    REQUIRE(mkdir(entry.path, 0700) == 0, "%s can't be made", entry.path);
+    context = open_context(folder);
+    CHECK(tune(&t, context, shrinking) > 0, "a folder is taken for a result");
+    check_choices(&t, context, 1, CHOICES(shrinking_choices), "tuned in spite of a folder");
+    {
+        moe_route_statistics statistics;
+        moe_route_context_get_statistics(context, &statistics);
+        CHECK(statistics.cache_write_failures == 0, "a folder in its place ends writing");
+    }
+    moe_route_context_destroy(context);
+    rmdir(entry.path);
     context = open_context(folder);
     CHECK(tune(&t, context, shrinking) > 0, "a damaged result is taken for one");
     check_choices(&t, context, 1, CHOICES(shrinking_choices), "tuned after damage");
@@ -653,8 +699,6 @@ TEST(bad_arguments_are_refused) {
     REFUSED(moe_route_layer_tune(context, &desc, NULL), MOE_ROUTE_ERROR_ARGUMENT, "moe_route_layer_tune", "args is NULL");
     REFUSED(moe_route_layer_tune_workspace_size(context, &desc, NULL), MOE_ROUTE_ERROR_ARGUMENT, "workspace_size", "size is NULL");
     REFUSED(moe_route_layer_tune(context, &desc, &args), MOE_ROUTE_ERROR_UNSUPPORTED, "moe_route_layer_tune", "only compiles");
-    desc.tuned = MOE_ROUTE_ON;
-    REFUSED(moe_route_layer_create(context, &desc, &layer), MOE_ROUTE_ERROR_NOT_PREPARED, "tuned is ON", "moe_route_layer_tune");
     desc.tuned = (moe_route_switch)3;
     REFUSED(moe_route_layer_create(context, &desc, &layer), MOE_ROUTE_ERROR_ARGUMENT, "tuned is 3", "OFF (2)");
     desc.tuned = MOE_ROUTE_AUTO;
@@ -691,6 +735,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     device_open_wanted(&device);
     RUN(tuning_chooses_the_fastest_and_keeps_it);
+    RUN(no_size_depends_on_tuning);
     RUN(tuning_without_a_folder_lasts_as_long_as_the_context);
     RUN(tuning_changes_no_bit);
     RUN(tuning_works_by_real_times);

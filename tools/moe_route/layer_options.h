@@ -24,7 +24,8 @@ typedef struct layer_options {
     /* the layer */
     const char *score_expression;
     uint32_t max_tokens, operations;
-    int dependent_launch, fused_combine, cub_maps;
+    int dependent_launch, fused_combine, cub_maps, tuned;
+    uint32_t grouped_rows;
 } layer_options;
 
 static layer_options layer_wanted = {.score = -1,
@@ -187,7 +188,9 @@ static const option experts_options[] = {
               1, LAYER_MOST),
     OPT_CHOICE("--dependent-launch", "WORD", "programmatic dependent launch", &layer_wanted.dependent_launch, switch_choices),
     OPT_CHOICE("--fused-combine", "WORD", "down matmul and combine in one kernel", &layer_wanted.fused_combine, switch_choices),
-    OPT_CHOICE("--cub-maps", "WORD", "maps of more than 512 pairs by CUB", &layer_wanted.cub_maps, switch_choices),
+    OPT_CHOICE("--cub-maps", "WORD", "maps of more than 64 tokens and 512 pairs by CUB", &layer_wanted.cub_maps, switch_choices),
+    OPT_CHOICE("--tuned", "WORD", "kernels by what was tuned on this GPU: off: never, on: or not at all", &layer_wanted.tuned, switch_choices),
+    OPT_COUNT("--grouped-rows", "N", "rows of a tile of more than 512 pairs: 32, 64 or 128", &layer_wanted.grouped_rows, 32, 128),
     OPT_END,
 };
 
@@ -279,6 +282,8 @@ static void layer_describe(moe_route_context *context, const layer_options *o, m
     desc->dependent_launch = (moe_route_switch)o->dependent_launch;
     desc->fused_combine = (moe_route_switch)o->fused_combine;
     desc->cub_maps = (moe_route_switch)o->cub_maps;
+    desc->tuned = (moe_route_switch)o->tuned;
+    desc->grouped_rows = o->grouped_rows;
     experts->dtype = (moe_route_dtype)o->dtype;
     experts->first_expert = o->first_expert;
     experts->num_local_experts = o->local_experts;
