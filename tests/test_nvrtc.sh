@@ -66,26 +66,7 @@ finds() {
     esac
 }
 
-# says NAME TEXT... -- then as run: the program fails, and its message holds each text (a ~ stands for a space).
-says() {
-    name=$1
-    shift
-    texts=
-    while [ "$1" != -- ]; do
-        texts="$texts $1"
-        shift
-    done
-    shift
-    out=$(run "$@") && { fail "says_$name" "it succeeded: $out"; return; }
-    for text in $texts; do
-        text=$(echo "$text" | tr '~' ' ')
-        case $out in
-            *"$text"*) ;;
-            *) fail "says_$name" "\"$text\" isn't in: $out"; return ;;
-        esac
-    done
-    pass "says_$name"
-}
+. tests/support/says.sh
 
 finding() {
     a=$(lib_of 12.4.127)
