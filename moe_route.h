@@ -485,10 +485,10 @@ typedef struct moe_route_layer_desc {
                                           layer is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
-    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
-                                          ON: required; where a kernel has to be compiled and CUB's headers aren't found, creating
-                                          the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
-                                          are sorted as with OFF */
+    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the
+                                          bit. AUTO: off. ON: required; where a kernel has to be compiled and CUB's headers aren't
+                                          found, creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768
+                                          local experts are sorted as with OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -849,9 +849,10 @@ typedef struct moe_route_tune_args {
     int32_t again;                    /* 1: measure also where something is kept, and replace it */
 } moe_route_tune_args;
 
-/* Takes seconds: it compiles what is compared, and measures; and device memory beyond the layer's workspace for x, y and ids of max_tokens. The weights must be in place and the GPU otherwise idle; streams of
-   other threads may not be under capture in global mode. It waits for its own work, on a stream of its own. The description
-   needs both expert matrices. On failure nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
+/* Takes seconds: it compiles what is compared, and measures; and device memory beyond the layer's workspace for x, y and ids of
+   max_tokens. The weights must be in place and the GPU otherwise idle; streams of other threads may not be under capture in
+   global mode. It waits for its own work, on a stream of its own. The description needs both expert matrices. On failure
+   nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
 MOE_ROUTE_API moe_route_status moe_route_layer_tune(moe_route_context *context, const moe_route_layer_desc *desc,
                                                     const moe_route_tune_args *args);
 MOE_ROUTE_API moe_route_status moe_route_layer_tune_workspace_size(moe_route_context *context, const moe_route_layer_desc *desc,
@@ -1398,8 +1399,9 @@ static int moer_pack_find(const moer_pack *pack, const unsigned char digest[32],
 static void moer_packs_close(moe_route_context *context);
 
 /* ---- cache.c ---- */
-typedef struct moer_lookup { /* a variant being looked for */
+typedef struct moer_lookup { /* a variant being looked for, or what tuning found */
     moer_key key;
+    int is_tuning;
     uint32_t place;           /* of the next one to ask: packs, read-only folders, the folder */
     int blocked;              /* a folder stands where the entry would be written */
     int missed;               /* the folders were asked and had nothing sound */
@@ -1410,6 +1412,8 @@ typedef struct moer_lookup { /* a variant being looked for */
 } moer_lookup;
 /* The next sound entry, in lookup->bytes and lookup->entry; 0 when there is none (any more). */
 static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup);
+/* The same in folders alone, without counting what is found; the first of them has number `first`. */
+static int moer_lookup_in_folders(moe_route_context *context, moer_lookup *lookup, uint32_t first);
 /* The driver refused the entry that was found: frees it, and removes its file if that is still the same. */
 static void moer_lookup_refused(moe_route_context *context, moer_lookup *lookup);
 /* Publishes an entry in the folder; a failure turns writing off and is logged once. */
@@ -9145,7 +9149,7 @@ static void moer_count(moe_route_context *context, uint64_t *counter) {
 
 /* Takes the bytes if they are the entry that is looked for, and frees them otherwise. */
 static int moer_lookup_accept(moe_route_context *context, moer_lookup *lookup, const moer_bytes *bytes) {
-    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key) && lookup->entry.is_code) {
+    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key) && lookup->entry.is_code != lookup->is_tuning) {
         lookup->bytes = *bytes;
         return 1;
     }
@@ -9203,10 +9207,21 @@ static int moer_lookup_in_folder(moe_route_context *context, moer_lookup *lookup
     return 0;
 }
 
+static int moer_lookup_in_folders(moe_route_context *context, moer_lookup *lookup, uint32_t first) {
+    const moer_cache *cache = &context->cache;
+    while (!cache->refresh && lookup->place <= first + cache->num_read_only) {
+        const uint32_t place = lookup->place++ - first;
+        const int read_only = place < cache->num_read_only;
+        const char *folder = read_only ? cache->read_only[place].text : cache->folder;
+        if (folder[0] && moer_lookup_in_folder(context, lookup, folder, read_only)) return 1;
+    }
+    return 0;
+}
+
 static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup) {
     const moer_cache *cache = &context->cache;
     const moer_pack *pack;
-    uint32_t num_packs = 0, place;
+    uint32_t num_packs = 0;
     moer_mutex_lock(&context->mutex);
     pack = context->packs;
     moer_mutex_unlock(&context->mutex);
@@ -9222,16 +9237,9 @@ static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup) {
         pack = pack->next;
         moer_mutex_unlock(&context->mutex);
     }
-    while (!cache->refresh && lookup->place <= num_packs + cache->num_read_only) {
-        int read_only;
-        const char *folder;
-        place = lookup->place++ - num_packs;
-        read_only = place < cache->num_read_only;
-        folder = read_only ? cache->read_only[place].text : cache->folder;
-        if (folder[0] && moer_lookup_in_folder(context, lookup, folder, read_only)) {
-            moer_count(context, &context->statistics.cache_hits);
-            return 1;
-        }
+    if (moer_lookup_in_folders(context, lookup, num_packs)) {
+        moer_count(context, &context->statistics.cache_hits);
+        return 1;
     }
     if (!lookup->missed && (cache->folder[0] || cache->num_read_only)) moer_count(context, &context->statistics.cache_misses);
     lookup->missed = 1;
@@ -12782,31 +12790,18 @@ static int moer_tuning_read(const unsigned char *payload, size_t size, moer_choi
     return 1;
 }
 
-static int moer_tuning_in_folder(moe_route_context *context, const moer_key *key, const char *folder, int read_only, moer_choice *choices) {
-    char path[MOER_PATH_MAX], why[512];
-    moer_bytes bytes;
-    moer_entry entry;
-    moer_file_info info;
-    moer_found found;
-    int sound;
-    moer_cache_path(folder, key->digest, 1, path, sizeof path);
-    found = moer_cache_read(context, path, read_only ? MOER_READ_READ_ONLY : MOER_READ_OWN, &bytes, &info, why, sizeof why);
-    if (found == MOER_FOUND_NOTHING) return 0;
-    sound = found == MOER_FOUND_BYTES && moer_entry_parse(bytes.data, bytes.size, &entry) && moer_entry_is_for(&entry, key) && !entry.is_code &&
-            moer_tuning_read(entry.payload, entry.payload_size, choices);
-    if (found == MOER_FOUND_BYTES) moer_free(context, bytes.data);
-    if (!sound) moer_lookup_reject(context, path, found == MOER_FOUND_BYTES ? "it is damaged or isn't what tuning kept" : why);
-    else if (!read_only) moer_lookup_touch(context, path, info.modified);
-    return sound;
-}
-
 static int moer_tuning_in_folders(moe_route_context *context, const moer_key *key, moer_choice *choices) {
-    const moer_cache *cache = &context->cache;
-    uint32_t i;
-    if (cache->refresh) return 0;
-    for (i = 0; i < cache->num_read_only; i++)
-        if (moer_tuning_in_folder(context, key, cache->read_only[i].text, 1, choices)) return 1;
-    return cache->folder[0] != '\0' && moer_tuning_in_folder(context, key, cache->folder, 0, choices);
+    moer_lookup lookup;
+    int sound = 0;
+    memset(&lookup, 0, sizeof lookup);
+    lookup.key = *key;
+    lookup.is_tuning = 1;
+    while (!sound && moer_lookup_in_folders(context, &lookup, 0)) {
+        sound = moer_tuning_read(lookup.entry.payload, lookup.entry.payload_size, choices);
+        moer_free(context, lookup.bytes.data);
+        if (!sound) moer_lookup_reject(context, "what tuning kept for a layer", "it has choices that there aren't");
+    }
+    return sound;
 }
 
 /* What this process measured; the mutex is held. */

@@ -466,10 +466,10 @@ typedef struct moe_route_layer_desc {
                                           layer is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
-    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off.
-                                          ON: required; where a kernel has to be compiled and CUB's headers aren't found, creating
-                                          the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
-                                          are sorted as with OFF */
+    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the
+                                          bit. AUTO: off. ON: required; where a kernel has to be compiled and CUB's headers aren't
+                                          found, creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768
+                                          local experts are sorted as with OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -830,9 +830,10 @@ typedef struct moe_route_tune_args {
     int32_t again;                    /* 1: measure also where something is kept, and replace it */
 } moe_route_tune_args;
 
-/* Takes seconds: it compiles what is compared, and measures; and device memory beyond the layer's workspace for x, y and ids of max_tokens. The weights must be in place and the GPU otherwise idle; streams of
-   other threads may not be under capture in global mode. It waits for its own work, on a stream of its own. The description
-   needs both expert matrices. On failure nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
+/* Takes seconds: it compiles what is compared, and measures; and device memory beyond the layer's workspace for x, y and ids of
+   max_tokens. The weights must be in place and the GPU otherwise idle; streams of other threads may not be under capture in
+   global mode. It waits for its own work, on a stream of its own. The description needs both expert matrices. On failure
+   nothing is kept. On the CPU backend there is nothing to choose: it returns OK. */
 MOE_ROUTE_API moe_route_status moe_route_layer_tune(moe_route_context *context, const moe_route_layer_desc *desc,
                                                     const moe_route_tune_args *args);
 MOE_ROUTE_API moe_route_status moe_route_layer_tune_workspace_size(moe_route_context *context, const moe_route_layer_desc *desc,

@@ -13,7 +13,7 @@ static void moer_count(moe_route_context *context, uint64_t *counter) {
 
 /* Takes the bytes if they are the entry that is looked for, and frees them otherwise. */
 static int moer_lookup_accept(moe_route_context *context, moer_lookup *lookup, const moer_bytes *bytes) {
-    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key) && lookup->entry.is_code) {
+    if (moer_entry_parse(bytes->data, bytes->size, &lookup->entry) && moer_entry_is_for(&lookup->entry, &lookup->key) && lookup->entry.is_code != lookup->is_tuning) {
         lookup->bytes = *bytes;
         return 1;
     }
@@ -71,10 +71,21 @@ static int moer_lookup_in_folder(moe_route_context *context, moer_lookup *lookup
     return 0;
 }
 
+static int moer_lookup_in_folders(moe_route_context *context, moer_lookup *lookup, uint32_t first) {
+    const moer_cache *cache = &context->cache;
+    while (!cache->refresh && lookup->place <= first + cache->num_read_only) {
+        const uint32_t place = lookup->place++ - first;
+        const int read_only = place < cache->num_read_only;
+        const char *folder = read_only ? cache->read_only[place].text : cache->folder;
+        if (folder[0] && moer_lookup_in_folder(context, lookup, folder, read_only)) return 1;
+    }
+    return 0;
+}
+
 static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup) {
     const moer_cache *cache = &context->cache;
     const moer_pack *pack;
-    uint32_t num_packs = 0, place;
+    uint32_t num_packs = 0;
     moer_mutex_lock(&context->mutex);
     pack = context->packs;
     moer_mutex_unlock(&context->mutex);
@@ -90,16 +101,9 @@ static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup) {
         pack = pack->next;
         moer_mutex_unlock(&context->mutex);
     }
-    while (!cache->refresh && lookup->place <= num_packs + cache->num_read_only) {
-        int read_only;
-        const char *folder;
-        place = lookup->place++ - num_packs;
-        read_only = place < cache->num_read_only;
-        folder = read_only ? cache->read_only[place].text : cache->folder;
-        if (folder[0] && moer_lookup_in_folder(context, lookup, folder, read_only)) {
-            moer_count(context, &context->statistics.cache_hits);
-            return 1;
-        }
+    if (moer_lookup_in_folders(context, lookup, num_packs)) {
+        moer_count(context, &context->statistics.cache_hits);
+        return 1;
     }
     if (!lookup->missed && (cache->folder[0] || cache->num_read_only)) moer_count(context, &context->statistics.cache_misses);
     lookup->missed = 1;

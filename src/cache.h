@@ -126,8 +126,9 @@ static int moer_pack_find(const moer_pack *pack, const unsigned char digest[32],
 static void moer_packs_close(moe_route_context *context);
 
 /* ---- cache.c ---- */
-typedef struct moer_lookup { /* a variant being looked for */
+typedef struct moer_lookup { /* a variant being looked for, or what tuning found */
     moer_key key;
+    int is_tuning;
     uint32_t place;           /* of the next one to ask: packs, read-only folders, the folder */
     int blocked;              /* a folder stands where the entry would be written */
     int missed;               /* the folders were asked and had nothing sound */
@@ -138,6 +139,8 @@ typedef struct moer_lookup { /* a variant being looked for */
 } moer_lookup;
 /* The next sound entry, in lookup->bytes and lookup->entry; 0 when there is none (any more). */
 static int moer_lookup_next(moe_route_context *context, moer_lookup *lookup);
+/* The same in folders alone, without counting what is found; the first of them has number `first`. */
+static int moer_lookup_in_folders(moe_route_context *context, moer_lookup *lookup, uint32_t first);
 /* The driver refused the entry that was found: frees it, and removes its file if that is still the same. */
 static void moer_lookup_refused(moe_route_context *context, moer_lookup *lookup);
 /* Publishes an entry in the folder; a failure turns writing off and is logged once. */

@@ -109,31 +109,18 @@ static int moer_tuning_read(const unsigned char *payload, size_t size, moer_choi
     return 1;
 }
 
-static int moer_tuning_in_folder(moe_route_context *context, const moer_key *key, const char *folder, int read_only, moer_choice *choices) {
-    char path[MOER_PATH_MAX], why[512];
-    moer_bytes bytes;
-    moer_entry entry;
-    moer_file_info info;
-    moer_found found;
-    int sound;
-    moer_cache_path(folder, key->digest, 1, path, sizeof path);
-    found = moer_cache_read(context, path, read_only ? MOER_READ_READ_ONLY : MOER_READ_OWN, &bytes, &info, why, sizeof why);
-    if (found == MOER_FOUND_NOTHING) return 0;
-    sound = found == MOER_FOUND_BYTES && moer_entry_parse(bytes.data, bytes.size, &entry) && moer_entry_is_for(&entry, key) && !entry.is_code &&
-            moer_tuning_read(entry.payload, entry.payload_size, choices);
-    if (found == MOER_FOUND_BYTES) moer_free(context, bytes.data);
-    if (!sound) moer_lookup_reject(context, path, found == MOER_FOUND_BYTES ? "it is damaged or isn't what tuning kept" : why);
-    else if (!read_only) moer_lookup_touch(context, path, info.modified);
-    return sound;
-}
-
 static int moer_tuning_in_folders(moe_route_context *context, const moer_key *key, moer_choice *choices) {
-    const moer_cache *cache = &context->cache;
-    uint32_t i;
-    if (cache->refresh) return 0;
-    for (i = 0; i < cache->num_read_only; i++)
-        if (moer_tuning_in_folder(context, key, cache->read_only[i].text, 1, choices)) return 1;
-    return cache->folder[0] != '\0' && moer_tuning_in_folder(context, key, cache->folder, 0, choices);
+    moer_lookup lookup;
+    int sound = 0;
+    memset(&lookup, 0, sizeof lookup);
+    lookup.key = *key;
+    lookup.is_tuning = 1;
+    while (!sound && moer_lookup_in_folders(context, &lookup, 0)) {
+        sound = moer_tuning_read(lookup.entry.payload, lookup.entry.payload_size, choices);
+        moer_free(context, lookup.bytes.data);
+        if (!sound) moer_lookup_reject(context, "what tuning kept for a layer", "it has choices that there aren't");
+    }
+    return sound;
 }
 
 /* What this process measured; the mutex is held. */
