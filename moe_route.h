@@ -776,7 +776,7 @@ typedef struct moe_route_launch_info {
     char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
-    uint32_t static_shared_bytes;
+    uint32_t shared_bytes; /* of a block */
     int32_t dependent;     /* launched with programmatic dependent launch */
     uint64_t weight_bytes; /* weights, scales and zero points it reads at most: every chosen expert distinct */
 } moe_route_launch_info;
@@ -1480,6 +1480,7 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+    MOER_CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
     MOER_CU_STREAM_NON_BLOCKING = 1,
     MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     MOER_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
@@ -1530,6 +1531,7 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuLibraryGetKernel)(moer_cu_kernel *, moer_cu_library, const char *);
     moer_cu_result(MOER_CUDA_CALL *cuKernelGetFunction)(moer_cu_function *, moer_cu_kernel);
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
+    moer_cu_result(MOER_CUDA_CALL *cuFuncSetAttribute)(moer_cu_function, int, int);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
     moer_cu_result(MOER_CUDA_CALL *cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, moer_cu_function, int, size_t);
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
@@ -1631,6 +1633,7 @@ typedef struct moer_variant {
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
+    uint32_t dynamic_shared_bytes; /* SHARED_BYTES of its constants */
     int resident_blocks[MOER_MAX_ENTRIES]; /* of as many threads as the kernel may have, that a multiprocessor holds; 0: no device */
 } moer_variant;
 
@@ -1640,6 +1643,8 @@ typedef struct moer_team moer_team;
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
                                          moer_team *team, const moer_variant **variant);
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+/* The shared memory that a block may have on a GPU of this target, SHARED_BYTES and static arrays together. */
+static uint32_t moer_most_shared_bytes(uint32_t target);
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
 #define MOER_MAX_LAYER_VARIANTS 31 /* the pointers to variants that moe_route_layer has; the list can't need more */
@@ -1921,6 +1926,9 @@ static const char *const moer_source_0[] = { /* device.h */
     "    extern \"C\" __global__ void __launch_bounds__(max_threads, blocks) name(const __grid_constant__ type a)\n"
     "/* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */\n"
     "#define SHARED(type, name, count) __shared__ __align__(16) type name[count]\n"
+    "/* One array of u32 beside them, as large as the launch says: SHARED_BYTES, a constant of the kernel's, more than the others could\n"
+    "   have. */\n"
+    "#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u32 name[]\n"
     "\n"
     "/* Words that a SHARED u32 array needs to be used as an object of a type that isn't ours; and the array as one. */\n"
     "#define SHARED_WORDS(type) ((u32)(sizeof(type) + 3) / 4)\n"
@@ -1969,10 +1977,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "\n"
     "/* ---- warp collectives: all 32 lanes take part ---- */\n"
     "DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }\n"
-    "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n"
+    "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n",
     "DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }\n"
     "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
-    "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n",
+    "DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }\n"
     "DEVICE u32 warp_shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, (int)mask); }\n"
     "DEVICE u32 warp_shuffle_up(u32 v, u32 delta) { return __shfl_up_sync(0xffffffffu, v, delta); }\n"
     "\n"
@@ -2017,10 +2025,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "}\n"
     "/* The same without a sum to begin with: c = a * b. */\n"
     "DEVICE void matrix_product_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
-    "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
+    "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n",
     "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
-    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n",
+    "DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\"\n"
     "        : \"=f\"(c[0]), \"=f\"(c[1]), \"=f\"(c[2]), \"=f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1), \"f\"(0.0f));\n"
     "}\n"
@@ -2086,10 +2094,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\"\n"
     "        : \"=r\"(d[0]), \"=r\"(d[1]), \"=r\"(d[2]), \"=r\"(d[3]) : \"r\"((u32)__cvta_generic_to_shared(shared)) : \"memory\");\n"
     "}\n"
-    "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n"
+    "/* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */\n",
     "#define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)\n"
     "\n"
-    "/* ---- copies from global to shared memory that go on while the thread does ----\n",
+    "/* ---- copies from global to shared memory that go on while the thread does ----\n"
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
     "   touch the destination before. */\n"
@@ -6227,7 +6235,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "3f1df5ccd5ff77ce24381679bf1a198cecf1e9763c7004dcf75c1799c27751d5";
+static const char moer_sources_digest[] = "3c4b3f8a6e64bf57b0c877e44c7ec690a82ed7c4637f42ec85c463b9a086eddd";
 
 /* ---- src/base.c ---- */
 /*
@@ -7295,6 +7303,7 @@ static const moer_symbol moer_driver_symbols[] = {
     {"cuLibraryGetKernel", offsetof(moer_driver, cuLibraryGetKernel), MOER_REQUIRED},
     {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), MOER_REQUIRED},
     {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), MOER_REQUIRED},
+    {"cuFuncSetAttribute", offsetof(moer_driver, cuFuncSetAttribute), MOER_REQUIRED},
     {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), MOER_OPTIONAL},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", offsetof(moer_driver, cuOccupancyMaxActiveBlocksPerMultiprocessor), MOER_REQUIRED},
     {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), MOER_REQUIRED},
@@ -9636,6 +9645,20 @@ static const moer_family moer_family_dispatch = {"dispatch", "dispatch.cu", {"mo
 static const moer_family moer_family_dispatch_large = {"dispatch_large", "dispatch_large.cu", {"moe_route_dispatch_count", "moe_route_dispatch_scatter", NULL}};
 static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_slots", NULL, NULL}};
 
+static uint32_t moer_most_shared_bytes(uint32_t target) {
+    if (target / 10 == 12 || target == 86 || target == 89) return 99 * 1024;
+    return (target / 10 == 8 ? 163 : 227) * 1024;
+}
+
+/* The value of a constant, 0 where it isn't defined. */
+static uint32_t moer_defined(const char *defines, const char *name) {
+    const size_t length = strlen(name);
+    const char *at;
+    for (at = defines; (at = strstr(at, name)) != NULL; at += length)
+        if ((at == defines || at[-1] == ' ') && at[length] == '=') return (uint32_t)strtoul(at + length + 1, NULL, 10);
+    return 0;
+}
+
 /* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
 static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
     const moer_driver *driver = &context->driver;
@@ -9664,8 +9687,13 @@ static moer_cu_result moer_variant_load_current(moe_route_context *context, moer
         result = driver->cuFuncGetAttribute(&variant->static_shared_bytes[i], MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, variant->functions[i]);
         if (result == 0) result = driver->cuFuncGetAttribute(&threads, MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, variant->functions[i]);
         if (result != 0) break;
+        if (variant->dynamic_shared_bytes != 0) {
+            *call = "cuFuncSetAttribute";
+            result = driver->cuFuncSetAttribute(variant->functions[i], MOER_CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)variant->dynamic_shared_bytes);
+            if (result != 0) break;
+        }
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&variant->resident_blocks[i], variant->functions[i], threads, 0);
+        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&variant->resident_blocks[i], variant->functions[i], threads, variant->dynamic_shared_bytes);
     }
     if (result != 0) {
         driver->cuLibraryUnload(variant->library);
@@ -9815,6 +9843,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
     }
     made->family = family;
+    made->dynamic_shared_bytes = moer_defined(made->defines, "SHARED_BYTES");
     made->users = 1;
     moer_mutex_lock(&context->mutex);
     variant = moer_variant_find(context, family, defines);
@@ -13195,6 +13224,7 @@ static moe_route_status moer_sequence_launch(const moe_route_layer *layer, moer_
         memcpy(config.grid, launch->grid, sizeof config.grid);
         config.block[0] = launch->block;
         config.block[1] = config.block[2] = 1;
+        config.shared_bytes = launch->variant->dynamic_shared_bytes;
         config.stream = stream;
         if (layer->dependent) {
             memset(&attribute, 0, sizeof attribute);
@@ -13944,7 +13974,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *la
         moer_append(info->variant, sizeof info->variant, "%s", launch->variant->defines);
         memcpy(info->grid, launch->grid, sizeof info->grid);
         info->block = launch->block;
-        info->static_shared_bytes = (uint32_t)launch->variant->static_shared_bytes[launch->entry];
+        info->shared_bytes = (uint32_t)launch->variant->static_shared_bytes[launch->entry] + launch->variant->dynamic_shared_bytes;
         info->dependent = layer->dependent;
         info->weight_bytes = launch->weight_bytes;
     }
@@ -13971,7 +14001,7 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
     for (i = 0; i < plan->num_launches; i++) {
         const moe_route_launch_info *info = &plan->launches[i];
         length = moer_text_add(text, size, length, "%-16s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
-                               (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->static_shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
+                               (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
                                info->variant);
     }
     if (plan->num_launches == 0) length = moer_text_add(text, size, length, "no launches\n");

@@ -18,6 +18,9 @@ typedef unsigned long long u64;
     extern "C" __global__ void __launch_bounds__(max_threads, blocks) name(const __grid_constant__ type a)
 /* Arrays in shared memory are declared by this alone and used by index, or by the shared_* functions below. */
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
+/* One array of u32 beside them, as large as the launch says: SHARED_BYTES, a constant of the kernel's, more than the others could
+   have. */
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u32 name[]
 
 /* Words that a SHARED u32 array needs to be used as an object of a type that isn't ours; and the array as one. */
 #define SHARED_WORDS(type) ((u32)(sizeof(type) + 3) / 4)

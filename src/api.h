@@ -757,7 +757,7 @@ typedef struct moe_route_launch_info {
     char variant[768];     /* its compile-time constants, as NAME=VALUE words */
     uint32_t grid[3];      /* blocks */
     uint32_t block;        /* threads a block */
-    uint32_t static_shared_bytes;
+    uint32_t shared_bytes; /* of a block */
     int32_t dependent;     /* launched with programmatic dependent launch */
     uint64_t weight_bytes; /* weights, scales and zero points it reads at most: every chosen expert distinct */
 } moe_route_launch_info;

@@ -50,6 +50,7 @@ static const moer_symbol moer_driver_symbols[] = {
     {"cuLibraryGetKernel", offsetof(moer_driver, cuLibraryGetKernel), MOER_REQUIRED},
     {"cuKernelGetFunction", offsetof(moer_driver, cuKernelGetFunction), MOER_REQUIRED},
     {"cuFuncGetAttribute", offsetof(moer_driver, cuFuncGetAttribute), MOER_REQUIRED},
+    {"cuFuncSetAttribute", offsetof(moer_driver, cuFuncSetAttribute), MOER_REQUIRED},
     {"cuFuncLoad", offsetof(moer_driver, cuFuncLoad), MOER_OPTIONAL},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", offsetof(moer_driver, cuOccupancyMaxActiveBlocksPerMultiprocessor), MOER_REQUIRED},
     {"cuLaunchKernelEx", offsetof(moer_driver, cuLaunchKernelEx), MOER_REQUIRED},

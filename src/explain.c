@@ -89,7 +89,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_explain(const moe_route_layer *la
         moer_append(info->variant, sizeof info->variant, "%s", launch->variant->defines);
         memcpy(info->grid, launch->grid, sizeof info->grid);
         info->block = launch->block;
-        info->static_shared_bytes = (uint32_t)launch->variant->static_shared_bytes[launch->entry];
+        info->shared_bytes = (uint32_t)launch->variant->static_shared_bytes[launch->entry] + launch->variant->dynamic_shared_bytes;
         info->dependent = layer->dependent;
         info->weight_bytes = launch->weight_bytes;
     }
@@ -116,7 +116,7 @@ MOE_ROUTE_API size_t moe_route_plan_text(const moe_route_plan *plan, char *text,
     for (i = 0; i < plan->num_launches; i++) {
         const moe_route_launch_info *info = &plan->launches[i];
         length = moer_text_add(text, size, length, "%-16s %5u x %-4u blocks of %4u threads, %5u B shared, %9.3f MB of weights at most%s  [%s]\n", info->kernel, (unsigned)info->grid[0],
-                               (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->static_shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
+                               (unsigned)info->grid[1], (unsigned)info->block, (unsigned)info->shared_bytes, (double)info->weight_bytes * 1e-6, info->dependent ? ", dependent" : "",
                                info->variant);
     }
     if (plan->num_launches == 0) length = moer_text_add(text, size, length, "no launches\n");

@@ -93,6 +93,7 @@ enum { /* values of the driver's own enumerations */
     MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
     MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+    MOER_CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
     MOER_CU_STREAM_NON_BLOCKING = 1,
     MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     MOER_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
@@ -143,6 +144,7 @@ typedef struct moer_driver {
     moer_cu_result(MOER_CUDA_CALL *cuLibraryGetKernel)(moer_cu_kernel *, moer_cu_library, const char *);
     moer_cu_result(MOER_CUDA_CALL *cuKernelGetFunction)(moer_cu_function *, moer_cu_kernel);
     moer_cu_result(MOER_CUDA_CALL *cuFuncGetAttribute)(int *, int, moer_cu_function);
+    moer_cu_result(MOER_CUDA_CALL *cuFuncSetAttribute)(moer_cu_function, int, int);
     moer_cu_result(MOER_CUDA_CALL *cuFuncLoad)(moer_cu_function); /* NULL before driver 12.4 */
     moer_cu_result(MOER_CUDA_CALL *cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, moer_cu_function, int, size_t);
     moer_cu_result(MOER_CUDA_CALL *cuLaunchKernelEx)(const moer_cu_launch_config *, moer_cu_function, void **, void **);
@@ -244,6 +246,7 @@ typedef struct moer_variant {
     moer_cu_library library;
     moer_cu_function functions[MOER_MAX_ENTRIES];
     int static_shared_bytes[MOER_MAX_ENTRIES];
+    uint32_t dynamic_shared_bytes; /* SHARED_BYTES of its constants */
     int resident_blocks[MOER_MAX_ENTRIES]; /* of as many threads as the kernel may have, that a multiprocessor holds; 0: no device */
 } moer_variant;
 
@@ -253,6 +256,8 @@ typedef struct moer_team moer_team;
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
                                          moer_team *team, const moer_variant **variant);
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+/* The shared memory that a block may have on a GPU of this target, SHARED_BYTES and static arrays together. */
+static uint32_t moer_most_shared_bytes(uint32_t target);
 
 /* ---- wanted.c: the variants of a layer, made side by side ---- */
 #define MOER_MAX_LAYER_VARIANTS 31 /* the pointers to variants that moe_route_layer has; the list can't need more */

@@ -301,6 +301,7 @@ static moe_route_status moer_sequence_launch(const moe_route_layer *layer, moer_
         memcpy(config.grid, launch->grid, sizeof config.grid);
         config.block[0] = launch->block;
         config.block[1] = config.block[2] = 1;
+        config.shared_bytes = launch->variant->dynamic_shared_bytes;
         config.stream = stream;
         if (layer->dependent) {
             memset(&attribute, 0, sizeof attribute);

@@ -18,6 +18,20 @@ static const moer_family moer_family_dispatch = {"dispatch", "dispatch.cu", {"mo
 static const moer_family moer_family_dispatch_large = {"dispatch_large", "dispatch_large.cu", {"moe_route_dispatch_count", "moe_route_dispatch_scatter", NULL}};
 static const moer_family moer_family_slots = {"slots", "slots.cu", {"moe_route_slots", NULL, NULL}};
 
+static uint32_t moer_most_shared_bytes(uint32_t target) {
+    if (target / 10 == 12 || target == 86 || target == 89) return 99 * 1024;
+    return (target / 10 == 8 ? 163 : 227) * 1024;
+}
+
+/* The value of a constant, 0 where it isn't defined. */
+static uint32_t moer_defined(const char *defines, const char *name) {
+    const size_t length = strlen(name);
+    const char *at;
+    for (at = defines; (at = strstr(at, name)) != NULL; at += length)
+        if ((at == defines || at[-1] == ' ') && at[length] == '=') return (uint32_t)strtoul(at + length + 1, NULL, 10);
+    return 0;
+}
+
 /* Loads the code and finds its kernels, in the context that is current. `call` is what failed. */
 static moer_cu_result moer_variant_load_current(moe_route_context *context, moer_variant *variant, const moer_bytes *code, const char **call) {
     const moer_driver *driver = &context->driver;
@@ -46,8 +60,13 @@ static moer_cu_result moer_variant_load_current(moe_route_context *context, moer
         result = driver->cuFuncGetAttribute(&variant->static_shared_bytes[i], MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, variant->functions[i]);
         if (result == 0) result = driver->cuFuncGetAttribute(&threads, MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, variant->functions[i]);
         if (result != 0) break;
+        if (variant->dynamic_shared_bytes != 0) {
+            *call = "cuFuncSetAttribute";
+            result = driver->cuFuncSetAttribute(variant->functions[i], MOER_CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)variant->dynamic_shared_bytes);
+            if (result != 0) break;
+        }
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&variant->resident_blocks[i], variant->functions[i], threads, 0);
+        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&variant->resident_blocks[i], variant->functions[i], threads, variant->dynamic_shared_bytes);
     }
     if (result != 0) {
         driver->cuLibraryUnload(variant->library);
@@ -197,6 +216,7 @@ static moe_route_status moer_variant_get(moe_route_context *context, const moer_
         return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED, "variant %s: its constants are too long: %s", family->name, defines);
     }
     made->family = family;
+    made->dynamic_shared_bytes = moer_defined(made->defines, "SHARED_BYTES");
     made->users = 1;
     moer_mutex_lock(&context->mutex);
     variant = moer_variant_find(context, family, defines);

@@ -59,6 +59,7 @@ CHECK((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == (int)MOER_CU_DEVICE_A
 CHECK((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == (int)MOER_CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 CHECK((int)CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK == (int)MOER_CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
 CHECK((int)CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == (int)MOER_CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+CHECK((int)CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES == (int)MOER_CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 CHECK((int)CU_STREAM_NON_BLOCKING == (int)MOER_CU_STREAM_NON_BLOCKING);
 CHECK((int)CU_STREAM_CAPTURE_MODE_THREAD_LOCAL == (int)MOER_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 CHECK((int)CU_STREAM_CAPTURE_MODE_RELAXED == (int)MOER_CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -72,7 +73,7 @@ CHECK((int)NVRTC_ERROR_BUILTIN_OPERATION_FAILURE == MOER_NVRTC_ERROR_BUILTIN_OPE
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) \
     X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) \
     X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuThreadExchangeStreamCaptureMode) \
-    X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction) X(cuFuncGetAttribute) \
+    X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute) \
     X(cuFuncLoad) X(cuOccupancyMaxActiveBlocksPerMultiprocessor) X(cuLaunchKernelEx) X(cuMemcpyHtoDAsync) \
     X(cuMemcpyDtoHAsync) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
     X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy) X(cuEventCreate) X(cuEventDestroy) \

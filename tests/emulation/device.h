@@ -255,10 +255,12 @@ struct emulation_shared {
     }
 };
 
-#define SHARED(type, name, count)                                                                                     \
+#define SHARED(type, name, count) EMULATION_SHARED(type, name, count, 0)
+#define DYNAMIC_SHARED(name) EMULATION_SHARED(u32, name, SHARED_BYTES / 4, 1)
+#define EMULATION_SHARED(type, name, count, dynamic)                                                                  \
     static type name##_data[count];                                                                                   \
     static emulation_element name##_elements[count];                                                                  \
-    static emulation_array name##_array = {#name, name##_elements, (u32)(sizeof name##_data / sizeof(type)), sizeof(type), 0}; \
+    static emulation_array name##_array = {#name, name##_elements, (u32)(sizeof name##_data / sizeof(type)), sizeof(type), dynamic, 0}; \
     const emulation_shared<type> name = {&name##_array, name##_data}
 
 /* The types that stand in for those of CUB say how many words they take, and reach them through the machine as well. */

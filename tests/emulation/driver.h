@@ -61,13 +61,13 @@ typedef struct kernel {
     void (*function)(const void *);
     const emulation_kernel *info;
     int loaded;
-    unsigned shared_bytes;
+    unsigned shared_bytes, most_dynamic_bytes;
 } kernel;
 
 typedef struct operation { /* of a stream or a graph */
     enum { LAUNCH, COPY, FILL } kind;
     kernel *kernel;
-    unsigned grid_x, grid_y, threads;
+    unsigned grid_x, grid_y, threads, dynamic_bytes;
     int dependent;
     void *arguments; /* a copy of exactly their size */
     void *to;

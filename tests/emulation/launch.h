@@ -12,7 +12,7 @@ typedef struct emulation_launch {
     const char *name;
     void (*kernel)(const void *arguments);
     const void *arguments;
-    unsigned grid_x, grid_y, threads;
+    unsigned grid_x, grid_y, threads, dynamic_bytes;
     int dependent; /* launched with programmatic stream serialization */
     /* With a dependent launch, and unless NULL: shows the memory as it was before the kernels that may still run, and
        shows it as it is, for the time until a block waits. Hiding returns 0 when the block wrote in between. */

@@ -549,6 +549,11 @@ static void let_next_kernel_start(void) {
 /* ---- memory ---- */
 static void enter_array(emulation_array *array) {
     array->block = m.block_serial;
+    if (array->dynamic) {
+        if (array->count * array->element_size != m.launch->dynamic_bytes)
+            fail("the kernel is made for %u bytes of dynamic shared memory, and launched with %u", array->count * array->element_size, m.launch->dynamic_bytes);
+        return;
+    }
     m.shared_bytes += (array->count * array->element_size + 15) / 16 * 16;
     if (m.shared_bytes > m.most_shared_bytes) m.most_shared_bytes = m.shared_bytes;
     if (m.shared_bytes > MAX_SHARED_BYTES)

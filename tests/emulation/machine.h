@@ -39,11 +39,12 @@ typedef struct emulation_element {
     unsigned in_flight;                   /* the block in which an asynchronous copy to here hasn't been waited for */
 } emulation_element;
 
-/* One SHARED array. */
+/* One SHARED array, or the DYNAMIC_SHARED one. */
 typedef struct emulation_array {
     const char *name;
     emulation_element *elements;
     unsigned count, element_size;
+    unsigned dynamic; /* its bytes are those of the launch */
     unsigned block; /* the last block that touched it */
 } emulation_array;
 

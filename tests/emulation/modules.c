@@ -192,6 +192,13 @@ EXPORT int cuFuncLoad(void *handle) {
     return unlock(result);
 }
 
+/* What a block may have, of every kind, by the GPU that is emulated. */
+static unsigned most_shared_bytes(void) {
+    const unsigned family = driver.target / 10, minor = driver.target % 10;
+    if (family == 12 || (family == 8 && (minor == 6 || minor == 9))) return 101376;
+    return family == 8 ? 166912 : family < 8 ? 65536 : 232448;
+}
+
 EXPORT int cuFuncGetAttribute(int *value, int attribute, void *handle) {
     const kernel *k;
     int result;
@@ -210,6 +217,19 @@ EXPORT int cuFuncGetAttribute(int *value, int attribute, void *handle) {
     default: *value = 0; break;
     }
     return unlock(CUDA_SUCCESS);
+}
+
+/* MAX_DYNAMIC_SHARED_SIZE_BYTES alone. */
+EXPORT int cuFuncSetAttribute(void *handle, int attribute, int value) {
+    kernel *k;
+    int result;
+    lock();
+    result = not_ready();
+    k = (kernel *)object_find(handle, KERNEL);
+    if (!result && !k) result = INVALID_HANDLE;
+    if (!result && (attribute != 8 || value < 0 || (unsigned)value > most_shared_bytes())) result = INVALID_VALUE;
+    if (!result) k->most_dynamic_bytes = (unsigned)value;
+    return unlock(result);
 }
 
 /* As far as threads and shared memory go. */
@@ -240,6 +260,7 @@ int run_launch(const operation *o, stream *s) {
     launch.grid_x = o->grid_x;
     launch.grid_y = o->grid_y;
     launch.threads = o->threads;
+    launch.dynamic_bytes = o->dynamic_bytes;
     launch.dependent = o->dependent;
     launch.is_device_memory = is_device_memory;
     if (o->dependent && driver.chain_active) {
@@ -288,7 +309,8 @@ static int check_launch(const kernel *k, const launch_config *config, int *depen
     if (!config->grid[0] || config->grid[0] > 2147483647u) return refuse(k, "blocks along x", config->grid[0]);
     if (!config->grid[1] || config->grid[1] > 65535u) return refuse(k, "blocks along y", config->grid[1]);
     if (config->grid[2] != 1) return refuse(k, "blocks along z", config->grid[2]);
-    if (config->shared_bytes) return refuse(k, "kernels use no dynamic shared memory", config->shared_bytes);
+    if (config->shared_bytes > k->most_dynamic_bytes && k->shared_bytes + config->shared_bytes > 49152)
+        return refuse(k, "more dynamic shared memory than the function was set for", config->shared_bytes);
     for (unsigned i = 0; i < config->num_attributes; i++) {
         if (config->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION)
             return refuse(k, "launch attribute", (unsigned)config->attributes[i].id);
@@ -316,6 +338,7 @@ EXPORT int cuLaunchKernelEx(const launch_config *config, void *function, void **
     o.grid_x = config->grid[0];
     o.grid_y = config->grid[1];
     o.threads = config->block[0];
+    o.dynamic_bytes = config->shared_bytes;
     o.arguments = malloc(k->info->argument_size);
     if (!o.arguments) return unlock(OUT_OF_MEMORY);
     memcpy(o.arguments, parameters[0], k->info->argument_size);

@@ -133,6 +133,7 @@ static moer_cu_result stand_in_unload(moer_cu_library library) { return (free((v
 static moer_cu_result stand_in_get_kernel(moer_cu_kernel *kernel, moer_cu_library library, const char *name) { return ((void)name, *kernel = (moer_cu_kernel)(void *)library, 0); }
 static moer_cu_result stand_in_get_function(moer_cu_function *function, moer_cu_kernel kernel) { return (*function = (moer_cu_function)(void *)kernel, 0); }
 static moer_cu_result stand_in_attribute(int *value, int attribute, moer_cu_function function) { return ((void)attribute, (void)function, *value = 0, 0); }
+static moer_cu_result stand_in_set_attribute(moer_cu_function function, int attribute, int value) { return ((void)function, (void)attribute, (void)value, 0); }
 static moer_cu_result stand_in_occupancy(int *blocks, moer_cu_function function, int threads, size_t shared) { return ((void)function, (void)threads, (void)shared, *blocks = 1, 0); }
 
 /* ---- files ---- */
@@ -272,6 +273,7 @@ STAND_IN_FUNCTION void stand_in_take(moe_route_context *context, stand_in_device
     d->cuLibraryGetKernel = stand_in_get_kernel;
     d->cuKernelGetFunction = stand_in_get_function;
     d->cuFuncGetAttribute = stand_in_attribute;
+    d->cuFuncSetAttribute = stand_in_set_attribute;
     d->cuOccupancyMaxActiveBlocksPerMultiprocessor = stand_in_occupancy;
 }
 
