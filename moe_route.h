@@ -1031,6 +1031,7 @@ typedef struct moer_matmul_args {
     unsigned long long next_bytes, next_scale_bytes; /* of one expert */
     unsigned int next_experts;                 /* at most so many distinct ones; 0: nothing */
     unsigned int num_pairs;
+    unsigned int max_distinct;                 /* experts: the room that distinct_experts has */
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
     float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */
 } moer_matmul_args;
@@ -1123,7 +1124,10 @@ typedef struct moer_slots_args {
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
-#define MOER_GROUPED_PAIRS MOER_SMALL_PAIRS /* beyond here experts go through grouped.cu */
+/* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
+   others. */
+#define MOER_FEW_ROWS 12u
+#define MOER_FEW_ROWS_PLAIN 6u
 #define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
@@ -1811,7 +1815,7 @@ struct moe_route_layer {
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
-    int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
+    int grouped;              /* more than moer_layer_few_pairs() pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     int may_separate;         /* tuning could make down matmul and combine two kernels */
     moer_choice choices[MOER_CHOICES];
@@ -1823,7 +1827,7 @@ struct moe_route_layer {
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
     uint32_t num_ranks;
     uint16_t rank_begin[MOER_MAX_RANKS + 1]; /* first physical expert of each rank, then the end */
-    /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
+    /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to moer_layer_few_pairs() pairs, [1]: more. */
     const moer_variant *topk, *maps, *maps_cub, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
@@ -1849,6 +1853,7 @@ typedef struct moer_workspace {
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
+static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
@@ -2101,15 +2106,16 @@ static const char *const moer_source_0[] = { /* device.h */
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
     "   touch the destination before. */\n"
-    "/* 16 or 4 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Both ends are\n"
-    "   aligned to as many bytes. The 16 aren't kept in L1. */\n"
+    "/* 16 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both\n"
+    "   ends are aligned to as many bytes. The 16 aren't kept in L1. */\n"
     "#define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)\n"
-    "#define copy_async_4(array, i, p, size) copy_async_4_to(&(array)[i], p, size)\n"
+    "#define copy_async_4(array, i, p, wanted) copy_async_4_to(&(array)[i], p, wanted)\n"
     "DEVICE void copy_async_16_to(void *shared, const void *p, u32 size) {\n"
-    "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"(size) : \"memory\");\n"
+    "    asm volatile(\"cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\" :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"(size) : \"memory\");\n"
     "}\n"
-    "DEVICE void copy_async_4_to(void *shared, const void *p, u32 size) {\n"
-    "    asm volatile(\"cp.async.ca.shared.global [%0], [%1], 4, %2;\" :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"(size) : \"memory\");\n"
+    "DEVICE void copy_async_4_to(void *shared, const void *p, bool wanted) { /* without a branch */\n"
+    "    asm volatile(\"{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }\"\n"
+    "        :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"((u32)wanted) : \"memory\");\n"
     "}\n"
     "DEVICE void copy_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }\n"
     "template <int N> DEVICE void copy_async_wait() { asm volatile(\"cp.async.wait_group %0;\" :: \"n\"(N) : \"memory\"); }\n",
@@ -2204,6 +2210,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    unsigned long long next_bytes, next_scale_bytes; /* of one expert */\n"
     "    unsigned int next_experts;                 /* at most so many distinct ones; 0: nothing */\n"
     "    unsigned int num_pairs;\n"
+    "    unsigned int max_distinct;                 /* experts: the room that distinct_experts has */\n"
     "    unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */\n"
     "    float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */\n"
     "} moer_matmul_args;\n"
@@ -2262,8 +2269,8 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) x;               /* [T, H] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
     "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */\n"
-    "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n",
+    "    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */\n",
+    "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n"
     "    MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */\n"
     "    MOER_ADDRESS(void) rows;                  /* [rows, H] */\n"
     "    MOER_ADDRESS(int) row_ids;                /* [rows, k] */\n"
@@ -2984,14 +2991,18 @@ static const char *const moer_source_8[] = { /* packed.h */
     "\n"
     "  A step is 64 bytes of a row; lane t loads bytes 16t to 16t + 15. Where a group is longer than a step, or a row has one\n"
     "  scale, that is all. Shorter groups: a matrix fragment adds up what four lanes hold, which then has to belong to one group.\n"
-    "  Each lane needs a fourth of every group (a \"sub\"): with two groups it loads them as two pieces of 8 bytes, with more the\n"
+    "  Each lane needs a fourth of every group (a \"sub\"): with two or four groups it loads them as pieces of 8 or 4 bytes, with eight the\n"
     "  four lanes exchange words until each holds its fourths.\n"
     "\n"
     "  Constants, beside tile.h's: GROUP, inputs that share a scale, 0: one scale a row; GROUP_ROWS, rows that share a scale;\n"
     "  SCALES, dtype of the scales, also E8M0 and E4M3; SCALE_ALIGN, bytes that the scales of every row are aligned to;\n"
     "  ZERO_POINTS, 1: given, in the form of the codes; SIGNED, 1: codes and zero points are two's complement; GLOBAL, a global\n"
-    "  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4).\n"
+    "  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: INT4\n"
+    "  codes are multiplied as they are (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.\n"
     "*/\n"
+    "#ifndef CODE_SUMS\n"
+    "#define CODE_SUMS 0\n"
+    "#endif\n"
     "#include \"formats.h\"\n"
     "\n"
     "#define SCALES_E8M0 4\n"
@@ -3003,7 +3014,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#define LANE_VALUES (128 / WEIGHT_BITS)\n"
     "#define SUBS (GROUP != 0 && GROUP / 4 < LANE_VALUES \? LANE_VALUES * 4 / GROUP : 1)\n"
     "#define LANE_SUB (LANE_VALUES / SUBS)\n"
-    "#define PIECES (SUBS == 2 \? 2 : 1)\n"
+    "#define PIECES (SUBS == 2 || SUBS == 4 \? SUBS : 1)\n"
     "#define LANE_RUN LANE_SUB\n"
     "#define SUB_HAS_SCALE (GROUP != 0)\n"
     "#define SUB_HAS_MIN 0\n"
@@ -3046,12 +3057,12 @@ static const char *const moer_source_8[] = { /* packed.h */
     "\n"
     "/* A lane's part of a row's step, as it lies in memory. */\n"
     "struct weight_chunk {\n"
-    "    u32 word[4];\n"
+    "    u32 word[4];\n",
     "    u32 scale[(SUBS * SCALE_BYTES + 3) / 4];\n"
     "    u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */\n"
     "};\n"
     "\n"
-    "/* The first group of a step, and where its scales are in their row. */\n",
+    "/* The first group of a step, and where its scales are in their row. */\n"
     "DEVICE u64 first_group(u64 step) { return GROUP == 0 \? 0 : SUBS > 1 \? step * SUBS : step * STEP / (GROUP != 0 \? GROUP : 1); }\n"
     "DEVICE u64 scales_at(u64 step) { return first_group(step) * SCALE_BYTES; }\n"
     "\n"
@@ -3078,7 +3089,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#pragma unroll\n"
     "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
     "        constexpr u32 BYTES = 16 / PIECES;\n"
-    "        const u64 at = step * 64 + (lane_index() & 3) * BYTES + piece * 32; /* from the row's start */\n"
+    "        const u64 at = step * 64 + (lane_index() & 3) * BYTES + piece * (64 / PIECES); /* from the row's start */\n"
     "        u32 word[BYTES / 4];\n"
     "        if (ROW_BYTES % BYTES != 0 && !inner) {\n"
     "            load_weights<BYTES, WEIGHT_ALIGN>(word, row.data + at, at < ROW_BYTES \? (u32)(ROW_BYTES - at) : 0);\n"
@@ -3108,11 +3119,12 @@ static const char *const moer_source_8[] = { /* packed.h */
     "#define SCALES_FILL_WORDS (SCALE_ALIGN >= 4 && STEP_SCALE_BYTES % 4 == 0)\n"
     "#define STEP_SCALE_WORDS (SCALES_FILL_WORDS || STEP_SCALE_BYTES <= SCALE_ALIGN \? (STEP_SCALE_BYTES + 3) / 4 : (STEP_SCALE_BYTES + 6) / 4)\n"
     "#define STEP_WORDS (256 + 16 * STEP_SCALE_WORDS)\n"
-    "/* The steps of a warp, PARTS apart, have their scales at the same place in words. */\n"
-    "#define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 \? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))\n"
-    "/* They lie in the row where its first step and the distance to it say, scales_at(part) + scales_at(steps): where steps share a group,\n"
+    "/* A warp's steps have their scales at the same place in words. */\n"
+    "#define STEPS_TOGETHER(parts) (NUM_STEPS % (parts) == 0 && (GROUP == 0 || (SUBS > 1 && SUBS * SCALE_BYTES % 4 == 0)))\n"
+    "#define STEPS_KEEP_WORDS(parts) (STEPS_TOGETHER(parts) || SCALES_FILL_WORDS || (SUBS > 1 \? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))\n"
+    "/* They lie in the row where its first step and the distance to it say, scales_at(first) + scales_at(steps): where steps share a group,\n",
     "   the warp steps over whole groups. */\n"
-    "#define STEPS_KEEP_GROUPS(parts) ((parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 \? GROUP : 1) == 0)\n",
+    "#define STEPS_KEEP_GROUPS(parts) (STEPS_TOGETHER(parts) || (parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 \? GROUP : 1) == 0)\n"
     "#define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)\n"
     "\n"
     "/* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */\n"
@@ -3122,12 +3134,12 @@ static const char *const moer_source_8[] = { /* packed.h */
     "};\n"
     "\n"
     "/* Lane 4g + t copies bytes 16t to 16t + 15 of rows g and g + 8, and a word of scales: word t / 2 of the low row if t is even. */\n"
-    "DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &high, u32 part) {\n"
+    "DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &high, u32 first_step) {\n"
     "    const u32 t = lane_index() & 3;\n"
     "    copy_source s;\n"
-    "    s.low = low.data + part * 64 + t * 16;\n"
-    "    s.high = high.data + part * 64 + t * 16;\n"
-    "    const u8 *const low_scales = low.scales + scales_at(part), *const high_scales = high.scales + scales_at(part);\n"
+    "    s.low = low.data + first_step * 64 + t * 16;\n"
+    "    s.high = high.data + first_step * 64 + t * 16;\n"
+    "    const u8 *const low_scales = low.scales + scales_at(first_step), *const high_scales = high.scales + scales_at(first_step);\n"
     "    s.scales = t % 2 \? high_scales : low_scales;\n"
     "    if (!SCALES_FILL_WORDS) s.scales -= (u64)s.scales & 3;\n"
     "    s.scales += t / 2 * 4;\n"
@@ -3146,30 +3158,39 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return s;\n"
     "}\n"
     "\n"
-    "/* Whether the words of scales of step part + index * PARTS are the row's to their end. The second of two may begin with the next\n"
+    "/* Whether the words of scales of a warp's step `index` are the row's to their end. The second of two may begin with the next\n"
     "   step's, which then has to be whole. */\n"
+    "#define NEXT_SCALES_TOO (!SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2 && NUM_GROUPS % SUBS != 0)\n"
     "template <u32 PARTS>\n"
-    "DEVICE bool has_whole_scales(u32 index) { return (index + 1) * PARTS + (!SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2 && NUM_GROUPS % SUBS != 0) < NUM_STEPS; }\n"
-    "\n"
-    "/* Copies the step that comes `steps` after the first, `part`. Where a lane takes two pieces of 8 bytes out again, rows change places in pairs,\n"
-    "   against bank conflicts. */\n"
-    "template <class Memory>\n"
-    "DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner, bool whole_scales) {\n"
-    "    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + (PIECES == 2 \? t ^ (g & 2) : t) * 4;\n"
-    "    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)part + steps) * 64 + t * 16 < ROW_BYTES \? 16 : 0;\n"
-    "    copy_async_16(memory, to, s.low + steps * 64, size);\n"
-    "    copy_async_16(memory, to + 128, s.high + steps * 64, size);\n"
-    "    if (t / 2 < STEP_SCALE_WORDS) {\n"
-    "        u32 left = 4;\n"
-    "        if (!whole_scales && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */\n"
-    "            const u32 word = (u32)scales_at((u64)part + steps) + t / 2 * 4, skew = ((t % 2 \? s.high_scales : s.low_scales) & 3);\n"
-    "            const u32 end = NUM_GROUPS * SCALE_BYTES + skew;\n"
-    "            left = word >= end \? 0 : end - word < 4 \? end - word : 4;\n"
-    "        }\n"
-    "        copy_async_4(memory, at + 256 + t / 2 * 16 + t % 2 * 8 + g, s.scales + scales_at(steps), left);\n"
-    "    }\n"
+    "DEVICE bool has_whole_scales(u32 index) {\n"
+    "    return STEPS_TOGETHER(PARTS) \? index + 1 + NEXT_SCALES_TOO < PART_STEPS(PARTS) : (index + 1) * PARTS + NEXT_SCALES_TOO < NUM_STEPS;\n"
     "}\n"
     "\n"
+    "/* Where 16 bytes of row g lie among its 64. Where a lane takes several pieces out again, rows differ, against bank conflicts. */\n"
+    "DEVICE u32 swizzled(u32 g, u32 chunk) { return PIECES == 2 \? chunk ^ (g & 2) : PIECES == 4 \? chunk ^ (g >> 1 & 3) : chunk; }\n"
+    "\n"
+    "/* Copies the step that comes `steps` after the warp's first. */\n"
+    "template <class Memory>\n"
+    "DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {\n"
+    "    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + swizzled(g, t) * 4;\n"
+    "    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)first_step + steps) * 64 + t * 16 < ROW_BYTES \? 16 : 0;\n"
+    "    copy_async_16(memory, to, s.low + steps * 64, size);\n"
+    "    copy_async_16(memory, to + 128, s.high + steps * 64, size);\n"
+    "    if (STEP_SCALE_WORDS == 0) return;\n"
+    "    const u32 word = at + 256 + t / 2 * 16 + t % 2 * 8 + g;\n"
+    "    const u8 *const p = s.scales + scales_at(steps);\n"
+    "    const bool wanted = t / 2 < STEP_SCALE_WORDS;\n"
+    "    if (whole_scales || (NUM_GROUPS % SUBS == 0 && SCALES_FILL_WORDS)) return copy_async_4(memory, word, p, wanted);\n"
+    "    const u32 begin = (u32)scales_at((u64)first_step + steps) + t / 2 * 4, skew = (t % 2 \? s.high_scales : s.low_scales) & 3, end = NUM_GROUPS * SCALE_BYTES + skew;\n"
+    "    copy_async_4(memory, word, p, wanted && begin + 4 <= end);\n"
+    "    if (!wanted || begin + 4 <= end) return;\n"
+    "    u32 bytes = 0; /* nothing past the row */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 3; i++)\n"
+    "        if (begin + i < end) bytes |= (u32)load_1(p + i) << (8 * i);\n"
+    "    memory[word] = bytes;\n"
+    "}\n"
+    "\n",
     "/* A lane's part of its low (half 0) or high (half 1) row. */\n"
     "template <class Memory>\n"
     "DEVICE weight_chunk fetch_chunk(Memory &memory, u32 at, u32 half, const copy_source &s) {\n"
@@ -3178,14 +3199,17 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    if (PIECES == 2) {\n"
     "#pragma unroll\n"
     "        for (u32 piece = 0; piece < 2; piece++) {\n"
-    "            const auto two = shared_load_2(memory, from + ((piece * 2 + t / 2) ^ (g & 2)) * 4 + t % 2 * 2);\n"
+    "            const auto two = shared_load_2(memory, from + swizzled(g, piece * 2 + t / 2) * 4 + t % 2 * 2);\n"
     "            c.word[piece * 2] = (u32)two.x;\n"
     "            c.word[piece * 2 + 1] = (u32)two.y;\n"
     "        }\n"
+    "    } else if (PIECES == 4) {\n"
+    "#pragma unroll\n"
+    "        for (u32 piece = 0; piece < 4; piece++) c.word[piece] = memory[from + swizzled(g, piece) * 4 + t];\n"
     "    } else {\n"
     "        const auto four = shared_load_4(memory, from + t * 4);\n"
     "        c.word[0] = (u32)four.x;\n"
-    "        c.word[1] = (u32)four.y;\n",
+    "        c.word[1] = (u32)four.y;\n"
     "        c.word[2] = (u32)four.z;\n"
     "        c.word[3] = (u32)four.w;\n"
     "    }\n"
@@ -3203,22 +3227,19 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return SUBS == 8 \? (t >> 1) | (t & 1) << 1 : t;\n"
     "}\n"
     "\n"
-    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */\n"
+    "/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4 (loaded so): word s; 8: half s % 2 of word s / 2. */\n"
     "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
-    "    if (SUBS > 2) {\n"
-    "        exchange_words<1>(c.word[0], c.word[1]);\n"
-    "        exchange_words<1>(c.word[2], c.word[3]);\n"
-    "        exchange_words<2>(c.word[0], c.word[2]);\n"
-    "        exchange_words<2>(c.word[1], c.word[3]);\n"
-    "    }\n"
-    "    if (SUBS == 8) {\n"
+    "    if (SUBS != 8) return;\n"
+    "    exchange_words<1>(c.word[0], c.word[1]);\n"
+    "    exchange_words<1>(c.word[2], c.word[3]);\n"
+    "    exchange_words<2>(c.word[0], c.word[2]);\n"
+    "    exchange_words<2>(c.word[1], c.word[3]);\n"
     "#pragma unroll\n"
-    "        for (u32 i = 0; i < 4; i += 2) { /* lanes 0 and 1 hold even subs, 2 and 3 odd ones: the same again, in halves of words */\n"
-    "            u32 low = select_bytes(c.word[i], c.word[i + 1], 0x5410), high = select_bytes(c.word[i], c.word[i + 1], 0x7632);\n"
-    "            exchange_words<2>(low, high);\n"
-    "            c.word[i] = select_bytes(low, high, 0x5410);\n"
-    "            c.word[i + 1] = select_bytes(low, high, 0x7632);\n"
-    "        }\n"
+    "    for (u32 i = 0; i < 4; i += 2) { /* lanes 0 and 1 hold even subs, 2 and 3 odd ones: the same again, in halves of words */\n"
+    "        u32 low = select_bytes(c.word[i], c.word[i + 1], 0x5410), high = select_bytes(c.word[i], c.word[i + 1], 0x7632);\n"
+    "        exchange_words<2>(low, high);\n"
+    "        c.word[i] = select_bytes(low, high, 0x5410);\n"
+    "        c.word[i + 1] = select_bytes(low, high, 0x7632);\n"
     "    }\n"
     "}\n"
     "\n"
@@ -3255,7 +3276,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "}\n"
     "\n"
     "#else\n"
-    "\n"
+    "\n",
     "/* Two codes of four bits, one in the low bits of each half of `codes`, as floats. They stand in the mantissa of 1024 (f16)\n"
     "   or 128 (bf16), from which 1024 or 128 and the zero point are taken away: exact. */\n"
     "DEVICE u32 int4_pair(u32 codes, u32 zero_point) {\n"
@@ -3268,7 +3289,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    if (DECODE == DTYPE_F16) return half2_fma(and_or(codes, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero_point * 0x100010u + 0xd400d400u);\n"
     "    return int4_pair(codes >> 4, zero_point);\n"
     "}\n"
-    "\n",
+    "\n"
     "/* E2M1: the exponent is put where a 16-bit float has its own, then corrected by a power of two. Subnormals come out right. */\n"
     "DEVICE u32 fp4_pair(u32 codes) {\n"
     "    const u32 sign = (codes << 12) & 0x80008000u;\n"
@@ -3285,13 +3306,34 @@ static const char *const moer_source_8[] = { /* packed.h */
     "    return pair | (all_ones - (all_ones >> 15));\n"
     "}\n"
     "\n"
+    "/* f16 has subnormals, and tensor cores multiply them exactly: a code of four bits is one as it is, code * 2^-24, or four bits further up\n"
+    "   code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what\n"
+    "   the codes lack of their weights, in CODE_SCALE, is made up for once a tile, and INT4's zero point once for many tiles: so it pays where\n"
+    "   the activations are held (CODE_SUMS). */\n"
+    "#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))\n"
+    "#define CODE_SCALE (CODES_MULTIPLY \? FORMAT == FORMAT_INT4 \? 16777216.0f : 16384.0f : 1.0f)\n"
+    "\n"
+    "/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. */\n"
+    "DEVICE void unpack_codes(const weight_chunk &c, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_SUB / 8; i++) {\n"
+    "        u32 w = c.word[sub * (LANE_SUB / 8) + i];\n"
+    "        if (SIGNED) w ^= 0x88888888u;\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < 4; j++) {\n"
+    "            if (FORMAT == FORMAT_INT4) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 \? w : w >> 8) & (j % 2 == 0 \? 0x000f000fu : 0x00f000f0u);\n"
+    "            else pair[(i * 4 + j) % (LANE_SUB / 2)] = and_or(j < 3 \? w << (9 - 4 * (j % 3)) : w >> 3, 0x0e000e00u, (w << (12 - 4 * j)) & 0x80008000u);\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
     "/* The lane's weights of sub `sub` as pairs of 16-bit floats of type DECODE, in the order PAIR_ORDER. */\n"
     "DEVICE void unpack_sub(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
     "    u32 zero_point = USUAL_ZERO_POINT;\n"
     "    if (ZERO_POINTS) zero_point = WEIGHT_BITS == 4 \? (c.zero_point[0] >> (4 * sub)) & 15u : (c.zero_point[0] >> (8 * sub)) & 255u;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < (LANE_SUB * WEIGHT_BITS + 31) / 32; i++) {\n"
-    "        u32 w = c.word[LANE_SUB * WEIGHT_BITS < 32 \? sub / 2 : sub * (LANE_SUB * WEIGHT_BITS / 32) + i];\n"
+    "        u32 w = c.word[LANE_SUB * WEIGHT_BITS < 32 \? sub / 2 : sub * (LANE_SUB * WEIGHT_BITS / 32) + i];\n",
     "#if FORMAT == FORMAT_INT8\n"
     "        if (SIGNED) w ^= 0x80808080u;\n"
     "        if (DECODE == DTYPE_F16) {\n"
@@ -3416,6 +3458,7 @@ static const char *const moer_source_9[] = { /* gguf.h */
     "}\n"
     "#define ROWS_ALIKE 1\n"
     "#define CAN_COPY(parts) 0 /* few blocks are aligned for it */\n",
+    "#define STEPS_TOGETHER(parts) (NUM_STEPS % (parts) == 0)\n"
     "#define SCALES_FILL_WORDS 0\n"
     "#define STEP_SCALE_WORDS 0\n"
     "\n"
@@ -3508,8 +3551,8 @@ static const char *const moer_source_9[] = { /* gguf.h */
     "    return FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? (t >> 1) | (t & 1) << 1 : t;\n"
     "}\n"
     "\n"
-    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n"
-    "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n",
+    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n",
+    "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
     "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n"
     "    exchange_words<2>(c.word[0], c.word[2 % CODE_WORDS]);\n"
     "    exchange_words<2>(c.word[1], c.word[3 % CODE_WORDS]);\n"
@@ -3585,8 +3628,8 @@ static const char *const moer_source_9[] = { /* gguf.h */
     "    codes[0] = select_bytes(first, second, 0x6420);\n"
     "    codes[1] = select_bytes(first, second, 0x7531);\n"
     "#elif SMALL_BLOCKS\n"
-    "    codes[0] = c.word[sub] & 0x0f0f0f0fu;\n"
-    "    codes[1] = (c.word[sub] >> 4) & 0x0f0f0f0fu;\n",
+    "    codes[0] = c.word[sub] & 0x0f0f0f0fu;\n",
+    "    codes[1] = (c.word[sub] >> 4) & 0x0f0f0f0fu;\n"
     "#if FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_Q5_1\n"
     "    codes[0] |= fifth_bits(c.word[4 + sub] >> (lane_quarter() * 4));\n"
     "    codes[1] |= fifth_bits(c.word[4 + sub] >> (16 + lane_quarter() * 4));\n"
@@ -3701,18 +3744,21 @@ static const char *const moer_source_11[] = { /* tile.h */
     "#define DECODE (X == DTYPE_BF16 \? DTYPE_BF16 : DTYPE_F16) /* what codes are unpacked to */\n"
     "#define STEP (4 * LANE_VALUES)\n"
     "#define NUM_STEPS ((INNER + STEP - 1) / STEP)\n"
-    "/* Where `parts` warps share the steps of a row, each takes every parts-th: this many. */\n"
+    "/* Where `parts` warps share the steps of a row, each takes this many: those that follow each other, since what lies together comes\n"
+    "   fastest (STEPS_TOGETHER), if all get as many and their scales stay at one place in words; otherwise every parts-th. */\n"
     "#define PART_STEPS(parts) ((NUM_STEPS + (parts) - 1) / (parts))\n"
+    "#define STEP_STRIDE(parts) (STEPS_TOGETHER(parts) \? 1 : (parts))\n"
+    "#define FIRST_STEP(part, parts) (STEPS_TOGETHER(parts) \? (part) * PART_STEPS(parts) : (part))\n"
     "/* BYTES bytes of weights from `p` on, a power of two up to 32, of which the row has `left`; zero bits for the others. */\n"
     "template <u32 BYTES, u32 ALIGN, u32 WORDS>\n"
-    "DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {\n"
+    "DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {\n",
     "    static_assert((BYTES + 3) / 4 <= WORDS, \"room for the bytes\");\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < WORDS; i++) word[i] = 0;\n"
     "    if (ALIGN >= (BYTES < 4 \? BYTES : 4) && left >= BYTES) {\n"
     "        if (BYTES % 16 == 0 && ALIGN >= 16) {\n"
     "#pragma unroll\n"
-    "            for (u32 i = 0; i < BYTES / 16; i++) {\n",
+    "            for (u32 i = 0; i < BYTES / 16; i++) {\n"
     "                const u32x4 v = load_weights_16(p + i * 16);\n"
     "#pragma unroll\n"
     "                for (u32 j = 0; j < 4; j++) word[(i * 4 + j) % WORDS] = v.v[j];\n"
@@ -3756,13 +3802,21 @@ static const char *const moer_source_11[] = { /* tile.h */
     "#include \"packed.h\"\n"
     "#endif\n"
     "\n"
+    "#ifndef CODES_MULTIPLY\n"
+    "#define CODES_MULTIPLY 0\n"
+    "#define CODE_SCALE 1.0f\n"
+    "#endif\n"
     "#define NUM_PAIRS (LANE_SUB / 2) /* in a sub */\n"
     "\n"
-    "/* Step part + index * parts is one of the row's; it isn't the row's last. Known when compiled, where index is, for most. */\n"
+    "/* The number of a part's step `index`; it is one of the row's; it isn't the row's last, in any part. Known when compiled, where index is, for most. */\n"
     "template <u32 PARTS>\n"
-    "DEVICE bool step_exists(u32 part, u32 index) { return (index + 1) * PARTS <= NUM_STEPS || part + index * PARTS < NUM_STEPS; }\n"
+    "DEVICE u32 step_of(u32 part, u32 index) { return FIRST_STEP(part, PARTS) + index * STEP_STRIDE(PARTS); }\n"
     "template <u32 PARTS>\n"
-    "DEVICE bool is_inner_step(u32 index) { return (index + 1) * PARTS < NUM_STEPS; }\n"
+    "DEVICE bool step_exists(u32 part, u32 index) {\n"
+    "    return STEPS_TOGETHER(PARTS) || (index + 1) * PARTS <= NUM_STEPS || step_of<PARTS>(part, index) < NUM_STEPS;\n"
+    "}\n"
+    "template <u32 PARTS>\n"
+    "DEVICE bool is_inner_step(u32 index) { return (STEPS_TOGETHER(PARTS) \? index + 1 : (index + 1) * PARTS) < (STEPS_TOGETHER(PARTS) \? PART_STEPS(PARTS) : NUM_STEPS); }\n"
     "\n"
     "static_assert(X_ORDER == PAIRS_LINEAR || (X_ORDER == PAIR_ORDER && TENSOR_CORES && INNER % 8 == 0), \"activations in an order that this format can use\");\n"
     "\n"
@@ -3789,7 +3843,7 @@ static const char *const moer_source_11[] = { /* tile.h */
     "\n"
     "/* The activations of a token that belong to a sub, as they lie in memory. */\n"
     "DEVICE void load_activations(const u8 *x, u32 step, u32 sub, bool inner, u32 (&word)[NUM_PAIRS]) {\n"
-    "#pragma unroll\n"
+    "#pragma unroll\n",
     "    for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;\n"
     "#pragma unroll\n"
     "    for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {\n"
@@ -3804,7 +3858,7 @@ static const char *const moer_source_11[] = { /* tile.h */
     "                    for (u32 j = 0; j < 4; j++) word[(run / 2 + i * 4 + j) % NUM_PAIRS] = v.v[j];\n"
     "                }\n"
     "            } else if (X_ALIGN >= 8) {\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "                for (u32 i = 0; i < LANE_RUN / 4; i++) {\n"
     "                    const u32x2 v = load_8(p + i * 8);\n"
     "                    word[run / 2 + i * 2] = v.v[0];\n"
@@ -3846,16 +3900,50 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late. */\n"
-    "template <int BLOCKS, int HOW>\n"
-    "DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS]) {\n"
+    "#if CODES_MULTIPLY\n"
+    "/* What a sub's sums begin with: INT4's zero point, -8 * 2^-24, times the activations. */\n"
+    "DEVICE void multiply_zero_point(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {\n"
+    "    u32 zero_points[NUM_PAIRS];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < NUM_PAIRS; i++) zero_points[i] = 0x80088008u;\n"
+    "    multiply_pairs<true>(sums, zero_points, zero_points, activation);\n"
+    "}\n"
+    "\n"
+    "/* sums = one sub's codes, smaller than weights by CODE_SCALE; `begin`, of tokens 2t and 2t + 1, is what multiply_zero_point gives. */\n"
+    "DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS], const float (&begin)[2]) {\n"
+    "    if (FORMAT != FORMAT_INT4) return multiply_pairs<true>(sums, low, high, activation);\n"
+    "    float upper[4]; /* the odd pairs, larger by 16 */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) sums[i] = begin[i % 2];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < NUM_PAIRS; i += 4) {\n"
+    "        const u32 even[4] = {low[i], high[i], low[i + 2], high[i + 2]}, odd[4] = {low[i + 1], high[i + 1], low[i + 3], high[i + 3]};\n"
+    "        matrix_multiply_f16(sums, even, activation[i], activation[i + 2]);\n",
+    "        if (i == 0) matrix_product_f16(upper, odd, activation[1], activation[3]);\n"
+    "        else matrix_multiply_f16(upper, odd, activation[i + 1], activation[i + 3]);\n"
+    "    }\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) sums[i] = f32_fma(upper[i], 0.0625f, sums[i]);\n"
+    "}\n"
+    "#endif\n"
+    "\n"
+    "/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; `begin` as for multiply_codes, where it is\n"
+    "   there already. */\n"
+    "template <int BLOCKS, int HOW, bool HAS_BEGIN>\n"
+    "DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS],\n"
+    "                          const float (&begin)[SUBS][2]) {\n"
     "    arrange_weight_chunk(low);\n"
     "    arrange_weight_chunk(high);\n"
     "#pragma unroll\n"
     "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
     "        u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];\n"
+    "#if CODES_MULTIPLY\n"
+    "        unpack_codes(low, sub, low_pairs);\n"
+    "        unpack_codes(high, sub, high_pairs);\n"
+    "#else\n"
     "        unpack_sub(low, step, sub, low_pairs);\n"
     "        unpack_sub(high, step, sub, high_pairs);\n"
+    "#endif\n"
     "        const float low_scale = SUB_HAS_SCALE \? sub_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE \? sub_scale(high, step, sub) : 1.0f;\n"
     "        const float low_min = SUB_HAS_MIN \? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN \? sub_min(high, step, sub) : 0.0f;\n"
     "#pragma unroll\n"
@@ -3876,10 +3964,20 @@ static const char *const moer_source_11[] = { /* tile.h */
     "                continue;\n"
     "            }\n"
     "            float part[4];\n"
+    "#if CODES_MULTIPLY\n"
+    "            if (HAS_BEGIN || FORMAT != FORMAT_INT4) {\n"
+    "                multiply_codes(part, low_pairs, high_pairs, activation, begin[sub]);\n"
+    "            } else {\n"
+    "                float first[4];\n"
+    "                multiply_zero_point(first, activation);\n"
+    "                multiply_codes(part, low_pairs, high_pairs, activation, (const float(&)[2])first);\n"
+    "            }\n"
+    "#else\n"
     "            multiply_pairs<true>(part, low_pairs, high_pairs, activation);\n"
+    "#endif\n"
     "            sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);\n"
     "            sums[b][1] = f32_fma(low_scale, part[1], sums[b][1]);\n"
-    "            sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);\n",
+    "            sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);\n"
     "            sums[b][3] = f32_fma(high_scale, part[3], sums[b][3]);\n"
     "            if (SUB_HAS_MIN) { /* rows of ones give the sums of the activations */\n"
     "                u32 ones[NUM_PAIRS];\n"
@@ -3904,7 +4002,7 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    unpack_sub(c, step, sub, pair);\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB; i++) {\n"
-    "        const u16 half = (u16)(pair[i / 2] >> (16 * (i % 2)));\n"
+    "        const u16 half = (u16)(pair[i / 2] >> (16 * (i % 2)));\n",
     "        value[pair_element(i / 2, i % 2)] = DECODE == DTYPE_F16 \? f16_to_f32(half) : bf16_to_f32(half);\n"
     "    }\n"
     "}\n"
@@ -3955,7 +4053,7 @@ static const char *const moer_source_11[] = { /* tile.h */
     "                    }\n"
     "                }\n"
     "            }\n"
-    "        }\n",
+    "        }\n"
     "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n"
     "#pragma unroll\n"
     "        for (u32 n = 0; n < 8; n++)\n"
@@ -3970,13 +4068,21 @@ static const char *const moer_source_11[] = { /* tile.h */
     "}\n"
     "#endif\n"
     "\n"
-    "/* Multiplies the sums of whole rows by what scales all of a row. */\n"
+    "/* Multiplies the sums of whole rows by what their codes lack, and by what scales all of a row. */\n"
     "template <int BLOCKS>\n"
     "DEVICE void scale_rows(float (&sums)[BLOCKS][4], float low_scale, float high_scale) {\n"
+    "#if TENSOR_CORES\n"
+    "    if (CODE_SCALE != 1.0f) {\n"
+    "#pragma unroll\n"
+    "        for (int b = 0; b < BLOCKS; b++)\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++) sums[b][i] = f32_mul(sums[b][i], CODE_SCALE);\n"
+    "    }\n"
+    "#endif\n"
     "    if (!ROW_HAS_SCALE) return;\n"
     "#pragma unroll\n"
     "    for (int b = 0; b < BLOCKS; b++) {\n"
-    "        sums[b][0] = f32_mul(sums[b][0], low_scale);\n"
+    "        sums[b][0] = f32_mul(sums[b][0], low_scale);\n",
     "        sums[b][1] = f32_mul(sums[b][1], low_scale);\n"
     "        sums[b][2] = f32_mul(sums[b][2], high_scale);\n"
     "        sums[b][3] = f32_mul(sums[b][3], high_scale);\n"
@@ -4001,6 +4107,8 @@ static const char *const moer_source_12[] = { /* stream.h */
     "DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }\n"
     "/* Whether the activations of all of a warp's steps stay in registers from tile to tile. */\n"
     "DEVICE constexpr bool can_hold(u32 parts) { return held_words(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 \? 0 : STREAM_COPIES && SCALES_FILL_WORDS \? 48 : 32); }\n"
+    "/* And beside them what INT4's sums begin with: where there is room for both. */\n"
+    "DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }\n"
     "/* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50\n"
     "   words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. */\n"
     "DEVICE constexpr u32 stream_words(int how) { return (STREAM_COPIES \? 0 : 2 * CHUNK_WORDS) + (how == X_LOADED \? LANE_VALUES / 2 : 0); }\n"
@@ -4028,7 +4136,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "\n"
     "#if STREAM_COPIES\n"
     "typedef copy_source stream_source;\n"
-    "DEVICE stream_source find_source(const tile_rows &rows, u32 part) { return find_copy_source(rows.low, rows.high, part); }\n"
+    "DEVICE stream_source find_source(const tile_rows &rows, u32 first_step) { return find_copy_source(rows.low, rows.high, first_step); }\n"
     "#else\n"
     "typedef tile_rows stream_source;\n"
     "DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }\n"
@@ -4038,12 +4146,13 @@ static const char *const moer_source_12[] = { /* stream.h */
     "template <int HOW, u32 PARTS, class Memory>\n"
     "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n"
     "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n"
-    "#if STREAM_COPIES\n"
-    "        static_assert(STEPS_KEEP_GROUPS(PARTS), \"the scales of a warp's steps are found from the first\");\n",
-    "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));\n"
+    "#if STREAM_COPIES\n",
+    "        static_assert(STEPS_KEEP_GROUPS(PARTS), \"the scales of a warp's steps are found from the first\");\n"
+    "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, FIRST_STEP(part, PARTS), index * STEP_STRIDE(PARTS), is_inner_step<PARTS>(index),\n"
+    "                  has_whole_scales<PARTS>(index));\n"
     "#else\n"
-    "        stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
-    "        stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));\n"
+    "        stream.low[d] = load_weight_chunk(source.low, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));\n"
+    "        stream.high[d] = load_weight_chunk(source.high, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));\n"
     "#endif\n"
     "    }\n"
     "    if (STREAM_COPIES) copy_async_commit();\n"
@@ -4053,7 +4162,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "DEVICE void load_step_activations(weight_stream<HOW, PARTS> &stream, u32 d, const u8 *x, u32 part, u32 index) {\n"
     "    if (HOW != X_LOADED || index >= PART_STEPS(PARTS) || !step_exists<PARTS>(part, index)) return;\n"
     "#pragma unroll\n"
-    "    for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, part + index * PARTS, sub, is_inner_step<PARTS>(index), stream.x[d][sub]);\n"
+    "    for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, step_of<PARTS>(part, index), sub, is_inner_step<PARTS>(index), stream.x[d][sub]);\n"
     "}\n"
     "\n"
     "/* A stream begins with its weights, which may be known before the activations. */\n"
@@ -4077,6 +4186,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "template <u32 PARTS>\n"
     "struct held_activations {\n"
     "    u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];\n"
+    "    float begin[holds_begin(PARTS) \? PART_STEPS(PARTS) : 1][SUBS][2];\n"
     "};\n"
     "\n"
     "template <u32 PARTS>\n"
@@ -4086,12 +4196,21 @@ static const char *const moer_source_12[] = { /* stream.h */
     "    for (u32 i = 0; i < PART_STEPS(PARTS); i++)\n"
     "        if (step_exists<PARTS>(part, i))\n"
     "#pragma unroll\n"
-    "            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, part + i * PARTS, sub, is_inner_step<PARTS>(i), word[i][sub]);\n"
+    "            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, step_of<PARTS>(part, i), sub, is_inner_step<PARTS>(i), word[i][sub]);\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < PART_STEPS(PARTS); i++)\n"
     "        if (step_exists<PARTS>(part, i))\n"
     "#pragma unroll\n"
-    "            for (u32 sub = 0; sub < SUBS; sub++) pair_activations(word[i][sub], held.pair[i][sub]);\n"
+    "            for (u32 sub = 0; sub < SUBS; sub++) {\n"
+    "                pair_activations(word[i][sub], held.pair[i][sub]);\n"
+    "#if CODES_MULTIPLY\n"
+    "                if (!holds_begin(PARTS)) continue;\n"
+    "                float begin[4];\n"
+    "                multiply_zero_point(begin, held.pair[i][sub]);\n"
+    "                held.begin[i][sub][0] = begin[0];\n"
+    "                held.begin[i][sub][1] = begin[1];\n"
+    "#endif\n"
+    "            }\n"
     "}\n"
     "\n"
     "/* sums = the tile's rows times the activations of the blocks of tokens, over the warp's part of K. Meanwhile the stream goes on\n"
@@ -4107,8 +4226,8 @@ static const char *const moer_source_12[] = { /* stream.h */
     "#pragma unroll UNROLLED\n"
     "    for (u32 round = 0; round < ROUNDS; round++)\n"
     "#pragma unroll\n"
-    "        for (u32 d = 0; d < DEPTH; d++) {\n"
-    "            const u32 index = round * DEPTH + d, step = part + index * PARTS;\n"
+    "        for (u32 d = 0; d < DEPTH; d++) {\n",
+    "            const u32 index = round * DEPTH + d, step = step_of<PARTS>(part, index);\n"
     "            const bool exists = index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index);\n"
     "            const auto go_on = [&] {\n"
     "                if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);\n"
@@ -4116,7 +4235,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "            };\n"
     "#if STREAM_COPIES /* taken out at once, so that its place is free again */\n"
     "            const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;\n"
-    "            copy_async_wait<DEPTH - 1>();\n",
+    "            copy_async_wait<DEPTH - 1>();\n"
     "            warp_barrier();\n"
     "            weight_chunk low, high;\n"
     "            if (exists) {\n"
@@ -4129,8 +4248,8 @@ static const char *const moer_source_12[] = { /* stream.h */
     "            weight_chunk &low = stream.low[d], &high = stream.high[d];\n"
     "#endif\n"
     "            if (exists) {\n"
-    "                if (HOW == X_HELD) multiply_step<BLOCKS, HOW>(sums, low, high, x, step, held.pair[index]);\n"
-    "                else multiply_step<BLOCKS, HOW>(sums, low, high, x, step, stream.x[HOW == X_LOADED \? d : 0]);\n"
+    "                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_begin(PARTS)>(sums, low, high, x, step, held.pair[index], held.begin[holds_begin(PARTS) \? index : 0]);\n"
+    "                else multiply_step<BLOCKS, HOW, false>(sums, low, high, x, step, stream.x[HOW == X_LOADED \? d : 0], held.begin[0]);\n"
     "            }\n"
     "            if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);\n"
     "            else if (more) load_step_activations(stream, d, next_x, next_part, d);\n"
@@ -4358,13 +4477,8 @@ static const char *const moer_source_14[] = { /* output.h */
     "#endif\n"
     "#define COLUMNS (GATED && !UP_APART \? ROWS / 2 : ROWS) /* of the output */\n"
     "\n"
-    "/* The row of x of one of the sorted rows. */\n"
-    "DEVICE u32 x_row_of(const moer_matmul_args &a, u32 row) {\n"
-    "    u32 index = row;\n"
-    "    if (X_INDEX != 2) index = X_INDEX == 0 && a.num_pairs == K \? 0 : (u32)a.row_to_pair[row]; /* of one token: at once */\n"
-    "    if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;\n"
-    "    return index;\n"
-    "}\n"
+    "/* The row of x of a pair; with X_INDEX 2 of a sorted row. */\n"
+    "DEVICE u32 x_row_of(const moer_matmul_args &a, u32 index) { return X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair) \? index / K : index; }\n"
     "\n"
     "/* The weight row of an output column: of its gate, or of what has none; or of its up. */\n"
     "DEVICE u64 column_row(u64 column, bool up) {\n"
@@ -5379,7 +5493,7 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "  h[r] = act(W[e] @ x + bias[e])                                      GATED 0: they are 16 rows; out [R, N]\n"
     "  out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0\n"
     "\n"
-    "  A block takes a range of the tiles of all distinct experts, in order. So most of its tiles have the same rows of x as the\n"
+    "  A block takes a range of the tiles of all distinct experts and rows, in order. So most of its tiles have the same rows of x as the\n"
     "  tile before, which a warp keeps in registers where its part of them fits; and memory is never idle, since the stream of\n"
     "  weights (stream.h) goes on from tile to tile. No warp waits for another, save the one that adds up a tile: they take turns.\n"
     "  What the next kernel will read of its own weights is brought into L2 at the end.\n"
@@ -5424,21 +5538,106 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <= 49152, \"shared memory of a block\");\n"
     "\n"
     "/* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */\n"
-    "DEVICE u64 tile_row(u32 tile, u32 i) {\n"
-    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n",
+    "DEVICE u64 tile_row(u32 tile, u32 i) {\n",
+    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
     "    if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;\n"
     "    return column_row(column, i >= 8);\n"
     "}\n"
     "\n"
-    "/* A range of the tiles of all distinct experts: tile work % NUM_TILES of expert work / NUM_TILES. */\n"
-    "struct work_range { u32 begin, end; };\n"
+    "/* The first entries of the maps, a lane each, all loaded at once: loads that wait for each other would be a good part of a step with few tokens. What\n"
+    "   lies beyond the last distinct expert isn't used. */\n"
+    "struct first_maps { u32 expert, end_row, pair; };\n"
     "\n"
-    "DEVICE u32 first_tile(const work_range &range, u32 d) { return range.begin > d * NUM_TILES \? range.begin - d * NUM_TILES : 0; }\n"
-    "DEVICE u32 last_tile(const work_range &range, u32 d) { return range.end < (d + 1) * NUM_TILES \? range.end - d * NUM_TILES : NUM_TILES; }\n"
+    "DEVICE first_maps load_first_maps(const moer_matmul_args &a) {\n"
+    "    const u32 lane = lane_index();\n"
+    "    first_maps m = {0, 0, 0};\n"
+    "    if (lane < a.max_distinct) {\n"
+    "        m.expert = (u32)a.distinct_experts[lane];\n"
+    "        m.end_row = (u32)a.distinct_offsets[lane + 1];\n"
+    "    }\n"
+    "    if (X_INDEX != 2 && lane < a.num_pairs) m.pair = (u32)a.row_to_pair[lane];\n"
+    "    return m;\n"
+    "}\n"
     "\n"
-    "/* Where a block is in its range: a tile of distinct expert d, and the expert's rows of x from `base` on. */\n"
+    "/* Later ones are loaded a tile ahead, and wait for nobody. */\n"
+    "struct later_maps {};\n"
+    "DEVICE u32 expert_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_experts[d]; }\n"
+    "DEVICE u32 end_row_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_offsets[d + 1]; }\n"
+    "DEVICE u32 pair_of(const moer_matmul_args &a, const later_maps &, u32 row, u32) { return (u32)a.row_to_pair[row]; }\n"
+    "\n"
+    "/* All lanes ask for the same d; each for a row of its own, below end_row, which is the same for all. */\n"
+    "DEVICE u32 expert_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 \? warp_shuffle(m.expert, d) : (u32)a.distinct_experts[d]; }\n"
+    "DEVICE u32 end_row_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 \? warp_shuffle(m.end_row, d) : (u32)a.distinct_offsets[d + 1]; }\n"
+    "DEVICE u32 pair_of(const moer_matmul_args &a, const first_maps &m, u32 row, u32 end_row) { return end_row <= 32 \? warp_shuffle(m.pair, row) : (u32)a.row_to_pair[row]; }\n"
+    "\n"
+    "/* A pass is all tiles of an expert with up to TILE_TOKENS of its rows. Blocks share the passes' tiles evenly, else one popular expert would keep\n"
+    "   some of them for twice as long. */\n"
+    "\n"
+    "/* Passes of distinct expert 32 * chunk + lane. */\n"
+    "DEVICE u32 passes_of(const moer_matmul_args &a, const first_maps &m, u32 chunk, u32 num_distinct) {\n"
+    "    const u32 d = chunk * 32 + lane_index();\n"
+    "    u32 begin = warp_shuffle_up(m.end_row, 1), end = m.end_row;\n"
+    "    if (lane_index() == 0) begin = 0;\n"
+    "    if (chunk != 0 && d < num_distinct) {\n"
+    "        begin = (u32)a.distinct_offsets[d];\n"
+    "        end = (u32)a.distinct_offsets[d + 1];\n"
+    "    }\n"
+    "    return d < num_distinct \? (end - begin + TILE_TOKENS - 1) / TILE_TOKENS : 0;\n"
+    "}\n"
+    "\n"
+    "/* Sums of the lanes up to this one. */\n"
+    "DEVICE u32 scan_warp(u32 value) {\n"
+    "#pragma unroll\n"
+    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "        const u32 other = warp_shuffle_up(value, delta);\n"
+    "        if (lane_index() >= delta) value += other;\n"
+    "    }\n"
+    "    return value;\n"
+    "}\n"
+    "\n"
+    "DEVICE u32 count_passes(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {\n"
+    "    u32 count = 0;\n"
+    "    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) count += warp_shuffle(scan_warp(passes_of(a, m, chunk, num_distinct)), 31);\n"
+    "    return count;\n"
+    "}\n"
+    "\n"
+    "/* Which pass of which distinct expert is pass `wanted` of all; it exists. */\n"
+    "struct pass_place { u32 d, pass; };\n"
+    "DEVICE pass_place find_pass(const moer_matmul_args &a, const first_maps &m, u32 num_distinct, u32 wanted) {\n"
+    "    pass_place found = {0, wanted};\n"
+    "    for (u32 chunk = 0, before = 0; chunk * 32 < num_distinct; chunk++) {\n"
+    "        const u32 own = passes_of(a, m, chunk, num_distinct), sum = scan_warp(own), here = warp_ballot(before + sum > wanted);\n"
+    "        if (here) {\n"
+    "            const u32 first = popcount((here & (0u - here)) - 1);\n"
+    "            found.d = chunk * 32 + first;\n"
+    "            found.pass = wanted - before - warp_shuffle(sum - own, first);\n"
+    "            break;\n"
+    "        }\n"
+    "        before += warp_shuffle(sum, 31);\n"
+    "    }\n"
+    "    return found;\n"
+    "}\n"
+    "\n",
+    "/* A block's share of the tiles of all passes: from a tile of one pass to a tile, exclusively, of another. No share: first_pass is beyond last_pass. */\n"
+    "struct work_range { u32 first_pass, first_tile, last_pass, end_tile; };\n"
+    "\n"
+    "DEVICE work_range find_range(u32 num_passes) {\n"
+    "    const u64 total = (u64)num_passes * NUM_TILES;\n"
+    "    const u32 blocks = grid_blocks_x(), block = block_index_x();\n"
+    "    const u64 share = total >> 32 \? total / blocks : (u32)total / blocks, rest = total - share * blocks; /* a long division takes long */\n"
+    "    const u64 begin = block * share + (block < rest \? block : rest), end = begin + share + (block < rest);\n"
+    "    work_range range = {1, 0, 0, 0};\n"
+    "    if (begin == end) return range;\n"
+    "    range.first_pass = total >> 32 \? (u32)(begin / NUM_TILES) : (u32)begin / NUM_TILES;\n"
+    "    range.first_tile = (u32)(begin - (u64)range.first_pass * NUM_TILES);\n"
+    "    range.last_pass = total >> 32 \? (u32)((end - 1) / NUM_TILES) : (u32)(end - 1) / NUM_TILES;\n"
+    "    range.end_tile = (u32)(end - (u64)range.last_pass * NUM_TILES);\n"
+    "    return range;\n"
+    "}\n"
+    "\n"
+    "/* Where a block is in its range: a tile of pass `pass` of all, which is distinct expert d with its rows of x from `base` on. */\n"
     "struct place {\n"
-    "    u32 d, tile;\n"
+    "    u32 pass, d, tile, end_tile;\n"
     "    u32 expert, base, end_row;\n"
     "    tile_rows rows;\n"
     "    stream_source source;\n"
@@ -5446,15 +5645,17 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "};\n"
     "#define NO_ROW 0xffffffffu\n"
     "\n"
-    "DEVICE bool is_inside(const work_range &range, const place &p) { return p.d * NUM_TILES < range.end; }\n"
+    "DEVICE bool is_inside(const work_range &range, const place &p) { return p.pass <= range.last_pass; }\n"
     "\n"
     "/* The rows of x that the lane's token has in each block of rows. Where there is no token: another, whose sums nobody uses, or none\n"
     "   where multiplying costs time by the token. */\n"
-    "DEVICE void find_activations(const moer_matmul_args &a, place &p) {\n"
+    "template <class Maps>\n"
+    "DEVICE void find_activations(const moer_matmul_args &a, const Maps &m, place &p) {\n"
     "#pragma unroll\n"
     "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
     "        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);\n"
-    "        p.x_row[b] = x_row_of(a, wanted < p.end_row \? wanted : p.base);\n"
+    "        const u32 row = wanted < p.end_row \? wanted : p.base;\n"
+    "        p.x_row[b] = x_row_of(a, X_INDEX == 2 \? row : pair_of(a, m, row, p.end_row));\n"
     "        if (!TENSOR_CORES && wanted >= p.end_row) p.x_row[b] = NO_ROW;\n"
     "    }\n"
     "}\n"
@@ -5465,7 +5666,7 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "    const u32 g = lane_index() >> 2;\n"
     "    p.rows.low = find_weight_row(a.weights, p.expert, tile_row(p.tile, g));\n"
     "    p.rows.high = find_weight_row(UP_APART \? a.up_weights : a.weights, p.expert, tile_row(p.tile, g + 8));\n"
-    "    p.source = find_source(p.rows, warp_index());\n"
+    "    p.source = find_source(p.rows, FIRST_STEP(warp_index(), WARPS));\n"
     "}\n"
     "\n"
     "/* The same from the tile before, in fewer instructions and registers. */\n"
@@ -5481,34 +5682,39 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "        return;\n"
     "    }\n"
     "#endif\n"
-    "    p.source = find_source(p.rows, warp_index());\n"
+    "    p.source = find_source(p.rows, FIRST_STEP(warp_index(), WARPS));\n"
     "}\n"
     "\n"
-    "DEVICE void enter_expert(const moer_matmul_args &a, place &p, u32 d, const work_range &range) {\n"
-    "    p.d = d;\n"
-    "    if (!is_inside(range, p)) return;\n"
-    "    p.tile = first_tile(range, d);\n"
-    "    p.expert = (u32)a.distinct_experts[d];\n"
-    "    p.base = (u32)a.distinct_offsets[d];\n"
-    "    p.end_row = (u32)a.distinct_offsets[d + 1];\n"
-    "    find_activations(a, p);\n"
+    "template <class Maps>\n"
+    "DEVICE void enter_pass(const moer_matmul_args &a, const Maps &m, place &p, const work_range &range) {\n"
+    "    p.tile = p.pass == range.first_pass \? range.first_tile : 0;\n"
+    "    p.end_tile = p.pass == range.last_pass \? range.end_tile : NUM_TILES;\n"
+    "    find_activations(a, m, p);\n"
     "    find_rows(a, p);\n"
+    "}\n"
+    "\n"
+    "/* The distinct expert's pass `skipped`. */\n"
+    "template <class Maps>\n",
+    "DEVICE void enter_expert(const moer_matmul_args &a, const Maps &m, place &p, u32 d, u32 skipped, const work_range &range) {\n"
+    "    p.d = d;\n"
+    "    p.expert = expert_of(a, m, d);\n"
+    "    p.base = (d == 0 \? 0 : end_row_of(a, m, d - 1)) + skipped * TILE_TOKENS;\n"
+    "    p.end_row = end_row_of(a, m, d);\n"
+    "    enter_pass(a, m, p, range);\n"
     "}\n"
     "\n"
     "/* To the next tile, of the same rows of x as long as there is one; otherwise returns true. */\n"
     "DEVICE bool advance(const moer_matmul_args &a, place &p, const work_range &range) {\n"
-    "    if (++p.tile < last_tile(range, p.d)) {\n"
+    "    const later_maps m = {};\n"
+    "    if (++p.tile < p.end_tile) {\n"
     "        find_next_rows(a, p);\n"
     "        return false;\n"
     "    }\n"
+    "    p.pass++;\n"
     "    p.base += TILE_TOKENS;\n"
-    "    if (p.base >= p.end_row) {\n"
-    "        enter_expert(a, p, p.d + 1, range);\n"
-    "    } else {\n"
-    "        p.tile = first_tile(range, p.d);\n"
-    "        find_activations(a, p);\n"
-    "        find_rows(a, p);\n"
-    "    }\n"
+    "    if (!is_inside(range, p)) return true;\n"
+    "    if (p.base >= p.end_row) enter_expert(a, m, p, p.d + 1, 0, range);\n"
+    "    else enter_pass(a, m, p, range);\n"
     "    return true;\n"
     "}\n"
     "\n"
@@ -5518,7 +5724,7 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "    if (order == PAIRS_OF_8) return i / 8 * 8 + i % 4 * 2 + i / 4 % 2;\n"
     "    return i;\n"
     "}\n"
-    "\n",
+    "\n"
     "/* Adds up the warps' parts of the tile's sums, and writes its outputs: as one of FINISHERS warps. */\n"
     "template <class Partial>\n"
     "DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 slot, u32 finisher) {\n"
@@ -5562,7 +5768,7 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "}\n"
     "\n"
     "/* One array of all distinct experts, in pieces that the threads share. Together they fit L2, or there are none: so 32 bits count them. */\n"
-    "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
+    "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n",
     "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
     "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n"
     "        const u64 at = (u64)(i % pieces) * PREFETCH_BYTES;\n"
@@ -5582,13 +5788,11 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "    SHARED(float, partial, SLOTS * PARTIAL_SIZE); /* [slot][warp][weight row][token] */\n"
     "    SHARED(u32, copies, stream_memory(X_HOW, WARPS, WARPS));\n"
     "    const u32 warp = warp_index();\n"
-    "    wait_for_previous_kernels();\n",
+    "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
-    "    const u32 total = (u32)a.distinct_count[0] * NUM_TILES, share = total / grid_blocks_x(), rest = total % grid_blocks_x();\n"
-    "    work_range range;\n"
-    "    range.begin = block_index_x() * share + (block_index_x() < rest \? block_index_x() : rest);\n"
-    "    range.end = range.begin + share + (block_index_x() < rest);\n"
-    "    if (range.begin == range.end) range.end = 0; /* nothing is inside */\n"
+    "    const first_maps maps = load_first_maps(a);\n"
+    "    const u32 num_distinct = (u32)a.distinct_count[0], num_passes = a.num_pairs <= TILE_TOKENS \? num_distinct : count_passes(a, maps, num_distinct);\n"
+    "    const work_range range = find_range(num_passes);\n"
     "    if (OUT_INDEX == 1) clear_other_pairs(a);\n"
     "\n"
     "    place next = {};\n"
@@ -5596,8 +5800,10 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "    held_activations<WARPS> held;\n"
     "    bool other_rows = true;\n"
     "    u32 count = 0;\n"
-    "    enter_expert(a, next, range.begin / NUM_TILES, range);\n"
+    "    next.pass = range.first_pass;\n"
     "    if (is_inside(range, next)) {\n"
+    "        const pass_place first = num_passes == num_distinct \? pass_place{next.pass, 0} : find_pass(a, maps, num_distinct, next.pass);\n"
+    "        enter_expert(a, maps, next, first.d, first.pass, range);\n"
     "        if (X_HOW == X_LOADED) start_activations(stream, activations(a, next.x_row[0]), warp);\n"
     "        start_weights(stream, copies, next.source, warp);\n"
     "    }\n"
@@ -5707,7 +5913,7 @@ static const char *const moer_source_24[] = { /* grouped.cu */
     "        const u32 r = i * 64 + thread_index() / 4, row = p.base + r < p.end_row \? p.base + r : p.base;\n"
     "        sources.x[i] = 0;\n"
     "        if (r >= TILE_ROWS || p.base + r / 16 * 16 >= p.end_row) continue;\n"
-    "        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, row) * INNER * X_BYTES;\n"
+    "        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, X_INDEX == 2 \? row : (u32)a.row_to_pair[row]) * INNER * X_BYTES;\n"
     "    }\n"
     "}\n"
     "\n"
@@ -5767,10 +5973,10 @@ static const char *const moer_source_24[] = { /* grouped.cu */
     "\n"
     "template <class Rows, class Weights>\n"
     "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
-    "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);\n"
+    "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);\n",
     "    else multiply_slice<false>(sums, rows, weights, slice, fragments);\n"
     "}\n"
-    "\n",
+    "\n"
     "KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_args) {\n"
     "    SHARED(u32, rows, ROW_STAGES * ROW_WORDS);\n"
     "    SHARED(u32, weights, WEIGHT_STAGES * FILL_WORDS);\n"
@@ -6235,7 +6441,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "3c4b3f8a6e64bf57b0c877e44c7ec690a82ed7c4637f42ec85c463b9a086eddd";
+static const char moer_sources_digest[] = "984f8ccd94ddde1d390e67208ebb2ed879480fb0f38e93c83baf6dec53b01ced";
 
 /* ---- src/base.c ---- */
 /*
@@ -12311,13 +12517,20 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
     moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
 }
 
-/* matmul.cu for small and, where the layer can meet them there, large batches. */
-static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, int large, const moer_variant *variants[2]) {
+/* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
+   bf16, make nothing of it. */
+static int moer_uses_code_sums(const moer_matrix *matrix) {
+    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(matrix)) <= 2;
+}
+
+/* matmul.cu for few and for many rows an expert. */
+static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int few, int many, const moer_variant *variants[2]) {
     moe_route_status status = MOE_ROUTE_OK;
     int i;
-    for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
+    for (i = few ? 0 : 1; i < (many ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
+        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(matrix));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
@@ -12329,7 +12542,16 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
-static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
+/* The pairs up to which an expert has few rows on average. */
+static uint32_t moer_layer_few_pairs(const moe_route_layer *layer) {
+    const int plain = layer->gate_up.format <= MOE_ROUTE_FORMAT_BF16;
+    const uint32_t few = (plain ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
+    return few < MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS : few;
+}
+
+static int moer_layer_has_many(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > moer_layer_few_pairs(layer); }
+
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > moer_layer_few_pairs(layer); }
 
 /* Tiles across the matrix. */
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix) {
@@ -12404,19 +12626,19 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_expand, defines, &layer->expand);
 }
 
-/* Whether the layer's own kernels for large batches are matmul.cu's. */
-static int moer_layer_runs_large(const moe_route_layer *layer) { return moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1); }
+/* Whether the layer's own kernels for many rows an expert are matmul.cu's. */
+static int moer_layer_runs_many(const moe_route_layer *layer) { return moer_layer_has_many(layer) && !layer->grouped; }
 
 /* x up to h: of the layer (`runs`), and of expert rows (`slots`), which go through matmul.cu whatever their number. */
 static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs, int slots) {
-    const int large = slots ? moer_layer_is_large(layer) : moer_layer_runs_large(layer);
+    const int many = slots ? moer_layer_has_many(layer) : moer_layer_runs_many(layer);
     moe_route_status status;
     moer_matmul_kind kind;
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
-    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, large, layer->gate_up_activated);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, many, layer->gate_up_activated);
     if (status == MOE_ROUTE_OK && runs && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k))
         status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
     return status;
@@ -12424,7 +12646,7 @@ static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs
 
 /* The down matmul with the combine. */
 static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
-    const int large = moer_layer_runs_large(layer), separate = moer_layer_meets_fused(layer, 0);
+    const int many = moer_layer_runs_many(layer), separate = moer_layer_meets_fused(layer, 0) || (moer_layer_is_large(layer) && moer_layer_few_pairs(layer) > MOER_SMALL_PAIRS);
     moer_matmul_kind kind;
     moe_route_status status = MOE_ROUTE_OK;
     memset(&kind, 0, sizeof kind);
@@ -12435,10 +12657,10 @@ static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
         status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
     }
-    if (status != MOE_ROUTE_OK || (!separate && !large)) return status;
+    if (status != MOE_ROUTE_OK || (!separate && !many)) return status;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, separate, large, layer->down_rows);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, separate, many, layer->down_rows);
     if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, layer->weight_on_input, &layer->combine_rows);
     return status;
 }
@@ -12468,7 +12690,7 @@ static moe_route_status moer_layer_need_slots(moe_route_layer *layer) {
     kind.out_index = 2;
     kind.out = layer->rows_dtype;
     kind.warps = layer->down_parts;
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, 1, moer_layer_is_large(layer), layer->down_slots);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, 1, moer_layer_has_many(layer), layer->down_slots);
     if (status != MOE_ROUTE_OK) return status;
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
@@ -12483,7 +12705,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
     kind.out_index = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(matrix);
-    return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_is_large(layer), variants);
+    return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_has_many(layer), variants);
 }
 
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
@@ -12582,7 +12804,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
-        const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
+        const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : moer_layer_few_pairs(layer);
         fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
         if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
         fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);
@@ -12751,7 +12973,7 @@ static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pai
 static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
     uint32_t i, least, most;
     for (i = 0; i < MOER_CHOICES; i++)
-        if (moer_choice_range(layer, i, 1, &least, &most) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
+        if (moer_choice_range(layer, i, 1, &least, &most) && moer_layer_runs_grouped(layer, most * layer->router.top_k) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
             return 1;
     return 0;
 }
@@ -13099,6 +13321,7 @@ static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_
     const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_resident(variant, warps);
     moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
+    launch->args.matmul.max_distinct = distinct;
     return launch;
 }
 
@@ -13125,7 +13348,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
                                                const moer_routing *routing) {
     const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
     moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > MOER_SMALL_PAIRS], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > moer_layer_few_pairs(layer)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
@@ -13143,7 +13366,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
+    const int many = num_pairs > moer_layer_few_pairs(layer), grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
     if (moer_layer_fuses(layer, num_pairs)) {
@@ -13170,7 +13393,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         return;
     }
     launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->down_grouped, &layer->down, from->num_tokens)
-                     : moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts);
+                     : moer_sequence_add_matmul(sequence, layer, layer->down_rows[many], &layer->down, distinct, layer->down_parts);
     down = &launch->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
     down->x = from->workspace + w->h;
@@ -13183,7 +13406,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > moer_layer_few_pairs(layer)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;
@@ -13830,12 +14053,12 @@ static void moer_expert_rows_routing(const moe_route_expert_rows_args *args, con
 
 static void moer_sequence_expert_rows(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_expert_rows_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS;
+    const int many = num_pairs > moer_layer_few_pairs(layer);
     moer_matmul_args *args;
     moer_sequence_route(sequence, layer, layer->route_given, from->num_tokens, routing, w, from->workspace);
     moer_slots_args_of(&moer_sequence_add(sequence, layer->slots, 0, from->num_sources != 0 ? from->num_sources : 1, 1, 512)->args.slots, layer, from, w);
     moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, 0, routing);
-    args = &moer_sequence_add_matmul(sequence, layer, layer->down_slots[large], &layer->down, distinct, layer->down_parts)->args.matmul;
+    args = &moer_sequence_add_matmul(sequence, layer, layer->down_slots[many], &layer->down, distinct, layer->down_parts)->args.matmul;
     moer_matmul_args_matrix(args, &layer->down, &routing->maps);
     args->pair_to_slot_row = from->workspace + w->slot_rows;
     args->x = from->workspace + w->h;
@@ -14287,7 +14510,7 @@ static int moer_tune_is_rival(const moer_tune *tune, uint32_t candidate, int lar
     const moer_choice *choice = &moer_candidates[candidate].choice;
     const uint32_t num_pairs = num_tokens * layer->router.top_k;
     if (choice->separate) return !large && moer_layer_fuses(layer, num_pairs);
-    return choice->tile_rows != 0 && large && layer->grouped && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
+    return choice->tile_rows != 0 && moer_layer_runs_grouped(layer, num_pairs) && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
 }
 
 static uint32_t moer_tune_num_rivals(const moer_tune *tune, int large, uint32_t num_tokens) {

@@ -87,6 +87,7 @@ typedef struct moer_matmul_args {
     unsigned long long next_bytes, next_scale_bytes; /* of one expert */
     unsigned int next_experts;                 /* at most so many distinct ones; 0: nothing */
     unsigned int num_pairs;
+    unsigned int max_distinct;                 /* experts: the room that distinct_experts has */
     unsigned int x_per_pair;                   /* read where X_INDEX is 1: x is indexed by pair, not by token */
     float alpha, up_beta, up_offset, clamp;    /* of the activation; alpha may be SITU's beta */
 } moer_matmul_args;

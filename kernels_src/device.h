@@ -193,15 +193,16 @@ DEVICE void shared_load_matrices_from(const u32 *shared, u32 (&d)[4]) {
    A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread
    but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may
    touch the destination before. */
-/* 16 or 4 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Both ends are
-   aligned to as many bytes. The 16 aren't kept in L1. */
+/* 16 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both
+   ends are aligned to as many bytes. The 16 aren't kept in L1. */
 #define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)
-#define copy_async_4(array, i, p, size) copy_async_4_to(&(array)[i], p, size)
+#define copy_async_4(array, i, p, wanted) copy_async_4_to(&(array)[i], p, wanted)
 DEVICE void copy_async_16_to(void *shared, const void *p, u32 size) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(size) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(size) : "memory");
 }
-DEVICE void copy_async_4_to(void *shared, const void *p, u32 size) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(size) : "memory");
+DEVICE void copy_async_4_to(void *shared, const void *p, bool wanted) { /* without a branch */
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }"
+        :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"((u32)wanted) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }

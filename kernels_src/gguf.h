@@ -87,6 +87,7 @@ DEVICE weight_row row_after(const weight_row &row, u32 rows) {
 }
 #define ROWS_ALIKE 1
 #define CAN_COPY(parts) 0 /* few blocks are aligned for it */
+#define STEPS_TOGETHER(parts) (NUM_STEPS % (parts) == 0)
 #define SCALES_FILL_WORDS 0
 #define STEP_SCALE_WORDS 0
 

@@ -86,7 +86,7 @@ DEVICE void find_rows(const moer_matmul_args &a, const tile_place &p, row_source
         const u32 r = i * 64 + thread_index() / 4, row = p.base + r < p.end_row ? p.base + r : p.base;
         sources.x[i] = 0;
         if (r >= TILE_ROWS || p.base + r / 16 * 16 >= p.end_row) continue;
-        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, row) * INNER * X_BYTES;
+        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, X_INDEX == 2 ? row : (u32)a.row_to_pair[row]) * INNER * X_BYTES;
     }
 }
 

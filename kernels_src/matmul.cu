@@ -8,7 +8,7 @@
   h[r] = act(W[e] @ x + bias[e])                                      GATED 0: they are 16 rows; out [R, N]
   out[r] = W[e] @ x + bias[e]                                         the same with ACTIVATION 0
 
-  A block takes a range of the tiles of all distinct experts, in order. So most of its tiles have the same rows of x as the
+  A block takes a range of the tiles of all distinct experts and rows, in order. So most of its tiles have the same rows of x as the
   tile before, which a warp keeps in registers where its part of them fits; and memory is never idle, since the stream of
   weights (stream.h) goes on from tile to tile. No warp waits for another, save the one that adds up a tile: they take turns.
   What the next kernel will read of its own weights is brought into L2 at the end.
@@ -59,15 +59,100 @@ DEVICE u64 tile_row(u32 tile, u32 i) {
     return column_row(column, i >= 8);
 }
 
-/* A range of the tiles of all distinct experts: tile work % NUM_TILES of expert work / NUM_TILES. */
-struct work_range { u32 begin, end; };
+/* The first entries of the maps, a lane each, all loaded at once: loads that wait for each other would be a good part of a step with few tokens. What
+   lies beyond the last distinct expert isn't used. */
+struct first_maps { u32 expert, end_row, pair; };
 
-DEVICE u32 first_tile(const work_range &range, u32 d) { return range.begin > d * NUM_TILES ? range.begin - d * NUM_TILES : 0; }
-DEVICE u32 last_tile(const work_range &range, u32 d) { return range.end < (d + 1) * NUM_TILES ? range.end - d * NUM_TILES : NUM_TILES; }
+DEVICE first_maps load_first_maps(const moer_matmul_args &a) {
+    const u32 lane = lane_index();
+    first_maps m = {0, 0, 0};
+    if (lane < a.max_distinct) {
+        m.expert = (u32)a.distinct_experts[lane];
+        m.end_row = (u32)a.distinct_offsets[lane + 1];
+    }
+    if (X_INDEX != 2 && lane < a.num_pairs) m.pair = (u32)a.row_to_pair[lane];
+    return m;
+}
 
-/* Where a block is in its range: a tile of distinct expert d, and the expert's rows of x from `base` on. */
+/* Later ones are loaded a tile ahead, and wait for nobody. */
+struct later_maps {};
+DEVICE u32 expert_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_experts[d]; }
+DEVICE u32 end_row_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_offsets[d + 1]; }
+DEVICE u32 pair_of(const moer_matmul_args &a, const later_maps &, u32 row, u32) { return (u32)a.row_to_pair[row]; }
+
+/* All lanes ask for the same d; each for a row of its own, below end_row, which is the same for all. */
+DEVICE u32 expert_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 ? warp_shuffle(m.expert, d) : (u32)a.distinct_experts[d]; }
+DEVICE u32 end_row_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 ? warp_shuffle(m.end_row, d) : (u32)a.distinct_offsets[d + 1]; }
+DEVICE u32 pair_of(const moer_matmul_args &a, const first_maps &m, u32 row, u32 end_row) { return end_row <= 32 ? warp_shuffle(m.pair, row) : (u32)a.row_to_pair[row]; }
+
+/* A pass is all tiles of an expert with up to TILE_TOKENS of its rows. Blocks share the passes' tiles evenly, else one popular expert would keep
+   some of them for twice as long. */
+
+/* Passes of distinct expert 32 * chunk + lane. */
+DEVICE u32 passes_of(const moer_matmul_args &a, const first_maps &m, u32 chunk, u32 num_distinct) {
+    const u32 d = chunk * 32 + lane_index();
+    u32 begin = warp_shuffle_up(m.end_row, 1), end = m.end_row;
+    if (lane_index() == 0) begin = 0;
+    if (chunk != 0 && d < num_distinct) {
+        begin = (u32)a.distinct_offsets[d];
+        end = (u32)a.distinct_offsets[d + 1];
+    }
+    return d < num_distinct ? (end - begin + TILE_TOKENS - 1) / TILE_TOKENS : 0;
+}
+
+/* Sums of the lanes up to this one. */
+DEVICE u32 scan_warp(u32 value) {
+#pragma unroll
+    for (u32 delta = 1; delta < 32; delta *= 2) {
+        const u32 other = warp_shuffle_up(value, delta);
+        if (lane_index() >= delta) value += other;
+    }
+    return value;
+}
+
+DEVICE u32 count_passes(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {
+    u32 count = 0;
+    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) count += warp_shuffle(scan_warp(passes_of(a, m, chunk, num_distinct)), 31);
+    return count;
+}
+
+/* Which pass of which distinct expert is pass `wanted` of all; it exists. */
+struct pass_place { u32 d, pass; };
+DEVICE pass_place find_pass(const moer_matmul_args &a, const first_maps &m, u32 num_distinct, u32 wanted) {
+    pass_place found = {0, wanted};
+    for (u32 chunk = 0, before = 0; chunk * 32 < num_distinct; chunk++) {
+        const u32 own = passes_of(a, m, chunk, num_distinct), sum = scan_warp(own), here = warp_ballot(before + sum > wanted);
+        if (here) {
+            const u32 first = popcount((here & (0u - here)) - 1);
+            found.d = chunk * 32 + first;
+            found.pass = wanted - before - warp_shuffle(sum - own, first);
+            break;
+        }
+        before += warp_shuffle(sum, 31);
+    }
+    return found;
+}
+
+/* A block's share of the tiles of all passes: from a tile of one pass to a tile, exclusively, of another. No share: first_pass is beyond last_pass. */
+struct work_range { u32 first_pass, first_tile, last_pass, end_tile; };
+
+DEVICE work_range find_range(u32 num_passes) {
+    const u64 total = (u64)num_passes * NUM_TILES;
+    const u32 blocks = grid_blocks_x(), block = block_index_x();
+    const u64 share = total >> 32 ? total / blocks : (u32)total / blocks, rest = total - share * blocks; /* a long division takes long */
+    const u64 begin = block * share + (block < rest ? block : rest), end = begin + share + (block < rest);
+    work_range range = {1, 0, 0, 0};
+    if (begin == end) return range;
+    range.first_pass = total >> 32 ? (u32)(begin / NUM_TILES) : (u32)begin / NUM_TILES;
+    range.first_tile = (u32)(begin - (u64)range.first_pass * NUM_TILES);
+    range.last_pass = total >> 32 ? (u32)((end - 1) / NUM_TILES) : (u32)(end - 1) / NUM_TILES;
+    range.end_tile = (u32)(end - (u64)range.last_pass * NUM_TILES);
+    return range;
+}
+
+/* Where a block is in its range: a tile of pass `pass` of all, which is distinct expert d with its rows of x from `base` on. */
 struct place {
-    u32 d, tile;
+    u32 pass, d, tile, end_tile;
     u32 expert, base, end_row;
     tile_rows rows;
     stream_source source;
@@ -75,15 +160,17 @@ struct place {
 };
 #define NO_ROW 0xffffffffu
 
-DEVICE bool is_inside(const work_range &range, const place &p) { return p.d * NUM_TILES < range.end; }
+DEVICE bool is_inside(const work_range &range, const place &p) { return p.pass <= range.last_pass; }
 
 /* The rows of x that the lane's token has in each block of rows. Where there is no token: another, whose sums nobody uses, or none
    where multiplying costs time by the token. */
-DEVICE void find_activations(const moer_matmul_args &a, place &p) {
+template <class Maps>
+DEVICE void find_activations(const moer_matmul_args &a, const Maps &m, place &p) {
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; b++) {
         const u32 wanted = p.base + b * 8 + (lane_index() >> 2);
-        p.x_row[b] = x_row_of(a, wanted < p.end_row ? wanted : p.base);
+        const u32 row = wanted < p.end_row ? wanted : p.base;
+        p.x_row[b] = x_row_of(a, X_INDEX == 2 ? row : pair_of(a, m, row, p.end_row));
         if (!TENSOR_CORES && wanted >= p.end_row) p.x_row[b] = NO_ROW;
     }
 }
@@ -94,7 +181,7 @@ DEVICE void find_rows(const moer_matmul_args &a, place &p) {
     const u32 g = lane_index() >> 2;
     p.rows.low = find_weight_row(a.weights, p.expert, tile_row(p.tile, g));
     p.rows.high = find_weight_row(UP_APART ? a.up_weights : a.weights, p.expert, tile_row(p.tile, g + 8));
-    p.source = find_source(p.rows, warp_index());
+    p.source = find_source(p.rows, FIRST_STEP(warp_index(), WARPS));
 }
 
 /* The same from the tile before, in fewer instructions and registers. */
@@ -110,34 +197,39 @@ DEVICE void find_next_rows(const moer_matmul_args &a, place &p) {
         return;
     }
 #endif
-    p.source = find_source(p.rows, warp_index());
+    p.source = find_source(p.rows, FIRST_STEP(warp_index(), WARPS));
 }
 
-DEVICE void enter_expert(const moer_matmul_args &a, place &p, u32 d, const work_range &range) {
-    p.d = d;
-    if (!is_inside(range, p)) return;
-    p.tile = first_tile(range, d);
-    p.expert = (u32)a.distinct_experts[d];
-    p.base = (u32)a.distinct_offsets[d];
-    p.end_row = (u32)a.distinct_offsets[d + 1];
-    find_activations(a, p);
+template <class Maps>
+DEVICE void enter_pass(const moer_matmul_args &a, const Maps &m, place &p, const work_range &range) {
+    p.tile = p.pass == range.first_pass ? range.first_tile : 0;
+    p.end_tile = p.pass == range.last_pass ? range.end_tile : NUM_TILES;
+    find_activations(a, m, p);
     find_rows(a, p);
+}
+
+/* The distinct expert's pass `skipped`. */
+template <class Maps>
+DEVICE void enter_expert(const moer_matmul_args &a, const Maps &m, place &p, u32 d, u32 skipped, const work_range &range) {
+    p.d = d;
+    p.expert = expert_of(a, m, d);
+    p.base = (d == 0 ? 0 : end_row_of(a, m, d - 1)) + skipped * TILE_TOKENS;
+    p.end_row = end_row_of(a, m, d);
+    enter_pass(a, m, p, range);
 }
 
 /* To the next tile, of the same rows of x as long as there is one; otherwise returns true. */
 DEVICE bool advance(const moer_matmul_args &a, place &p, const work_range &range) {
-    if (++p.tile < last_tile(range, p.d)) {
+    const later_maps m = {};
+    if (++p.tile < p.end_tile) {
         find_next_rows(a, p);
         return false;
     }
+    p.pass++;
     p.base += TILE_TOKENS;
-    if (p.base >= p.end_row) {
-        enter_expert(a, p, p.d + 1, range);
-    } else {
-        p.tile = first_tile(range, p.d);
-        find_activations(a, p);
-        find_rows(a, p);
-    }
+    if (!is_inside(range, p)) return true;
+    if (p.base >= p.end_row) enter_expert(a, m, p, p.d + 1, 0, range);
+    else enter_pass(a, m, p, range);
     return true;
 }
 
@@ -213,11 +305,9 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
     const u32 warp = warp_index();
     wait_for_previous_kernels();
     let_next_kernel_start();
-    const u32 total = (u32)a.distinct_count[0] * NUM_TILES, share = total / grid_blocks_x(), rest = total % grid_blocks_x();
-    work_range range;
-    range.begin = block_index_x() * share + (block_index_x() < rest ? block_index_x() : rest);
-    range.end = range.begin + share + (block_index_x() < rest);
-    if (range.begin == range.end) range.end = 0; /* nothing is inside */
+    const first_maps maps = load_first_maps(a);
+    const u32 num_distinct = (u32)a.distinct_count[0], num_passes = a.num_pairs <= TILE_TOKENS ? num_distinct : count_passes(a, maps, num_distinct);
+    const work_range range = find_range(num_passes);
     if (OUT_INDEX == 1) clear_other_pairs(a);
 
     place next = {};
@@ -225,8 +315,10 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
     held_activations<WARPS> held;
     bool other_rows = true;
     u32 count = 0;
-    enter_expert(a, next, range.begin / NUM_TILES, range);
+    next.pass = range.first_pass;
     if (is_inside(range, next)) {
+        const pass_place first = num_passes == num_distinct ? pass_place{next.pass, 0} : find_pass(a, maps, num_distinct, next.pass);
+        enter_expert(a, maps, next, first.d, first.pass, range);
         if (X_HOW == X_LOADED) start_activations(stream, activations(a, next.x_row[0]), warp);
         start_weights(stream, copies, next.source, warp);
     }

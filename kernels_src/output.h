@@ -11,13 +11,8 @@
 #endif
 #define COLUMNS (GATED && !UP_APART ? ROWS / 2 : ROWS) /* of the output */
 
-/* The row of x of one of the sorted rows. */
-DEVICE u32 x_row_of(const moer_matmul_args &a, u32 row) {
-    u32 index = row;
-    if (X_INDEX != 2) index = X_INDEX == 0 && a.num_pairs == K ? 0 : (u32)a.row_to_pair[row]; /* of one token: at once */
-    if (X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair)) index /= K;
-    return index;
-}
+/* The row of x of a pair; with X_INDEX 2 of a sorted row. */
+DEVICE u32 x_row_of(const moer_matmul_args &a, u32 index) { return X_INDEX == 0 || (X_INDEX == 1 && !a.x_per_pair) ? index / K : index; }
 
 /* The weight row of an output column: of its gate, or of what has none; or of its up. */
 DEVICE u64 column_row(u64 column, bool up) {

@@ -4,14 +4,18 @@
 
   A step is 64 bytes of a row; lane t loads bytes 16t to 16t + 15. Where a group is longer than a step, or a row has one
   scale, that is all. Shorter groups: a matrix fragment adds up what four lanes hold, which then has to belong to one group.
-  Each lane needs a fourth of every group (a "sub"): with two groups it loads them as two pieces of 8 bytes, with more the
+  Each lane needs a fourth of every group (a "sub"): with two or four groups it loads them as pieces of 8 or 4 bytes, with eight the
   four lanes exchange words until each holds its fourths.
 
   Constants, beside tile.h's: GROUP, inputs that share a scale, 0: one scale a row; GROUP_ROWS, rows that share a scale;
   SCALES, dtype of the scales, also E8M0 and E4M3; SCALE_ALIGN, bytes that the scales of every row are aligned to;
   ZERO_POINTS, 1: given, in the form of the codes; SIGNED, 1: codes and zero points are two's complement; GLOBAL, a global
-  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4).
+  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: INT4
+  codes are multiplied as they are (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.
 */
+#ifndef CODE_SUMS
+#define CODE_SUMS 0
+#endif
 #include "formats.h"
 
 #define SCALES_E8M0 4
@@ -23,7 +27,7 @@
 #define LANE_VALUES (128 / WEIGHT_BITS)
 #define SUBS (GROUP != 0 && GROUP / 4 < LANE_VALUES ? LANE_VALUES * 4 / GROUP : 1)
 #define LANE_SUB (LANE_VALUES / SUBS)
-#define PIECES (SUBS == 2 ? 2 : 1)
+#define PIECES (SUBS == 2 || SUBS == 4 ? SUBS : 1)
 #define LANE_RUN LANE_SUB
 #define SUB_HAS_SCALE (GROUP != 0)
 #define SUB_HAS_MIN 0
@@ -98,7 +102,7 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inne
 #pragma unroll
     for (u32 piece = 0; piece < PIECES; piece++) {
         constexpr u32 BYTES = 16 / PIECES;
-        const u64 at = step * 64 + (lane_index() & 3) * BYTES + piece * 32; /* from the row's start */
+        const u64 at = step * 64 + (lane_index() & 3) * BYTES + piece * (64 / PIECES); /* from the row's start */
         u32 word[BYTES / 4];
         if (ROW_BYTES % BYTES != 0 && !inner) {
             load_weights<BYTES, WEIGHT_ALIGN>(word, row.data + at, at < ROW_BYTES ? (u32)(ROW_BYTES - at) : 0);
@@ -128,11 +132,12 @@ DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inne
 #define SCALES_FILL_WORDS (SCALE_ALIGN >= 4 && STEP_SCALE_BYTES % 4 == 0)
 #define STEP_SCALE_WORDS (SCALES_FILL_WORDS || STEP_SCALE_BYTES <= SCALE_ALIGN ? (STEP_SCALE_BYTES + 3) / 4 : (STEP_SCALE_BYTES + 6) / 4)
 #define STEP_WORDS (256 + 16 * STEP_SCALE_WORDS)
-/* The steps of a warp, PARTS apart, have their scales at the same place in words. */
-#define STEPS_KEEP_WORDS(parts) (SCALES_FILL_WORDS || STEP_SCALE_BYTES == 0 || (SUBS > 1 ? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))
-/* They lie in the row where its first step and the distance to it say, scales_at(part) + scales_at(steps): where steps share a group,
+/* A warp's steps have their scales at the same place in words. */
+#define STEPS_TOGETHER(parts) (NUM_STEPS % (parts) == 0 && (GROUP == 0 || (SUBS > 1 && SUBS * SCALE_BYTES % 4 == 0)))
+#define STEPS_KEEP_WORDS(parts) (STEPS_TOGETHER(parts) || SCALES_FILL_WORDS || (SUBS > 1 ? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))
+/* They lie in the row where its first step and the distance to it say, scales_at(first) + scales_at(steps): where steps share a group,
    the warp steps over whole groups. */
-#define STEPS_KEEP_GROUPS(parts) ((parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 ? GROUP : 1) == 0)
+#define STEPS_KEEP_GROUPS(parts) (STEPS_TOGETHER(parts) || (parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 ? GROUP : 1) == 0)
 #define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)
 
 /* What a lane copies of a warp's first step in two rows, and how it finds its own scales beside others. */
@@ -142,12 +147,12 @@ struct copy_source {
 };
 
 /* Lane 4g + t copies bytes 16t to 16t + 15 of rows g and g + 8, and a word of scales: word t / 2 of the low row if t is even. */
-DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &high, u32 part) {
+DEVICE copy_source find_copy_source(const weight_row &low, const weight_row &high, u32 first_step) {
     const u32 t = lane_index() & 3;
     copy_source s;
-    s.low = low.data + part * 64 + t * 16;
-    s.high = high.data + part * 64 + t * 16;
-    const u8 *const low_scales = low.scales + scales_at(part), *const high_scales = high.scales + scales_at(part);
+    s.low = low.data + first_step * 64 + t * 16;
+    s.high = high.data + first_step * 64 + t * 16;
+    const u8 *const low_scales = low.scales + scales_at(first_step), *const high_scales = high.scales + scales_at(first_step);
     s.scales = t % 2 ? high_scales : low_scales;
     if (!SCALES_FILL_WORDS) s.scales -= (u64)s.scales & 3;
     s.scales += t / 2 * 4;
@@ -166,28 +171,37 @@ DEVICE copy_source copy_source_after(const copy_source &source, u32 rows) {
     return s;
 }
 
-/* Whether the words of scales of step part + index * PARTS are the row's to their end. The second of two may begin with the next
+/* Whether the words of scales of a warp's step `index` are the row's to their end. The second of two may begin with the next
    step's, which then has to be whole. */
+#define NEXT_SCALES_TOO (!SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2 && NUM_GROUPS % SUBS != 0)
 template <u32 PARTS>
-DEVICE bool has_whole_scales(u32 index) { return (index + 1) * PARTS + (!SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2 && NUM_GROUPS % SUBS != 0) < NUM_STEPS; }
+DEVICE bool has_whole_scales(u32 index) {
+    return STEPS_TOGETHER(PARTS) ? index + 1 + NEXT_SCALES_TOO < PART_STEPS(PARTS) : (index + 1) * PARTS + NEXT_SCALES_TOO < NUM_STEPS;
+}
 
-/* Copies the step that comes `steps` after the first, `part`. Where a lane takes two pieces of 8 bytes out again, rows change places in pairs,
-   against bank conflicts. */
+/* Where 16 bytes of row g lie among its 64. Where a lane takes several pieces out again, rows differ, against bank conflicts. */
+DEVICE u32 swizzled(u32 g, u32 chunk) { return PIECES == 2 ? chunk ^ (g & 2) : PIECES == 4 ? chunk ^ (g >> 1 & 3) : chunk; }
+
+/* Copies the step that comes `steps` after the warp's first. */
 template <class Memory>
-DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 part, u32 steps, bool inner, bool whole_scales) {
-    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + (PIECES == 2 ? t ^ (g & 2) : t) * 4;
-    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)part + steps) * 64 + t * 16 < ROW_BYTES ? 16 : 0;
+DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {
+    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + swizzled(g, t) * 4;
+    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)first_step + steps) * 64 + t * 16 < ROW_BYTES ? 16 : 0;
     copy_async_16(memory, to, s.low + steps * 64, size);
     copy_async_16(memory, to + 128, s.high + steps * 64, size);
-    if (t / 2 < STEP_SCALE_WORDS) {
-        u32 left = 4;
-        if (!whole_scales && (NUM_GROUPS % SUBS != 0 || !SCALES_FILL_WORDS)) { /* nothing past the row */
-            const u32 word = (u32)scales_at((u64)part + steps) + t / 2 * 4, skew = ((t % 2 ? s.high_scales : s.low_scales) & 3);
-            const u32 end = NUM_GROUPS * SCALE_BYTES + skew;
-            left = word >= end ? 0 : end - word < 4 ? end - word : 4;
-        }
-        copy_async_4(memory, at + 256 + t / 2 * 16 + t % 2 * 8 + g, s.scales + scales_at(steps), left);
-    }
+    if (STEP_SCALE_WORDS == 0) return;
+    const u32 word = at + 256 + t / 2 * 16 + t % 2 * 8 + g;
+    const u8 *const p = s.scales + scales_at(steps);
+    const bool wanted = t / 2 < STEP_SCALE_WORDS;
+    if (whole_scales || (NUM_GROUPS % SUBS == 0 && SCALES_FILL_WORDS)) return copy_async_4(memory, word, p, wanted);
+    const u32 begin = (u32)scales_at((u64)first_step + steps) + t / 2 * 4, skew = (t % 2 ? s.high_scales : s.low_scales) & 3, end = NUM_GROUPS * SCALE_BYTES + skew;
+    copy_async_4(memory, word, p, wanted && begin + 4 <= end);
+    if (!wanted || begin + 4 <= end) return;
+    u32 bytes = 0; /* nothing past the row */
+#pragma unroll
+    for (u32 i = 0; i < 3; i++)
+        if (begin + i < end) bytes |= (u32)load_1(p + i) << (8 * i);
+    memory[word] = bytes;
 }
 
 /* A lane's part of its low (half 0) or high (half 1) row. */
@@ -198,10 +212,13 @@ DEVICE weight_chunk fetch_chunk(Memory &memory, u32 at, u32 half, const copy_sou
     if (PIECES == 2) {
 #pragma unroll
         for (u32 piece = 0; piece < 2; piece++) {
-            const auto two = shared_load_2(memory, from + ((piece * 2 + t / 2) ^ (g & 2)) * 4 + t % 2 * 2);
+            const auto two = shared_load_2(memory, from + swizzled(g, piece * 2 + t / 2) * 4 + t % 2 * 2);
             c.word[piece * 2] = (u32)two.x;
             c.word[piece * 2 + 1] = (u32)two.y;
         }
+    } else if (PIECES == 4) {
+#pragma unroll
+        for (u32 piece = 0; piece < 4; piece++) c.word[piece] = memory[from + swizzled(g, piece) * 4 + t];
     } else {
         const auto four = shared_load_4(memory, from + t * 4);
         c.word[0] = (u32)four.x;
@@ -223,22 +240,19 @@ DEVICE u32 lane_quarter() {
     return SUBS == 8 ? (t >> 1) | (t & 1) << 1 : t;
 }
 
-/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4: word s; 8: half s % 2 of word s / 2. */
+/* Gives every lane its fourth of each sub: SUBS 2 (loaded so): sub s is words 2s and 2s + 1; 4 (loaded so): word s; 8: half s % 2 of word s / 2. */
 DEVICE void arrange_weight_chunk(weight_chunk &c) {
-    if (SUBS > 2) {
-        exchange_words<1>(c.word[0], c.word[1]);
-        exchange_words<1>(c.word[2], c.word[3]);
-        exchange_words<2>(c.word[0], c.word[2]);
-        exchange_words<2>(c.word[1], c.word[3]);
-    }
-    if (SUBS == 8) {
+    if (SUBS != 8) return;
+    exchange_words<1>(c.word[0], c.word[1]);
+    exchange_words<1>(c.word[2], c.word[3]);
+    exchange_words<2>(c.word[0], c.word[2]);
+    exchange_words<2>(c.word[1], c.word[3]);
 #pragma unroll
-        for (u32 i = 0; i < 4; i += 2) { /* lanes 0 and 1 hold even subs, 2 and 3 odd ones: the same again, in halves of words */
-            u32 low = select_bytes(c.word[i], c.word[i + 1], 0x5410), high = select_bytes(c.word[i], c.word[i + 1], 0x7632);
-            exchange_words<2>(low, high);
-            c.word[i] = select_bytes(low, high, 0x5410);
-            c.word[i + 1] = select_bytes(low, high, 0x7632);
-        }
+    for (u32 i = 0; i < 4; i += 2) { /* lanes 0 and 1 hold even subs, 2 and 3 odd ones: the same again, in halves of words */
+        u32 low = select_bytes(c.word[i], c.word[i + 1], 0x5410), high = select_bytes(c.word[i], c.word[i + 1], 0x7632);
+        exchange_words<2>(low, high);
+        c.word[i] = select_bytes(low, high, 0x5410);
+        c.word[i + 1] = select_bytes(low, high, 0x7632);
     }
 }
 
@@ -303,6 +317,27 @@ DEVICE u32 fp8_pair(u32 codes) {
     const u32 pair = DECODE == DTYPE_F16 ? half2_fma(and_or(codes >> 1, 0x3f803f80u, sign), 0x5c005c00u, 0x80008000u)  /* * 2^8 */
                                          : bf162_fma(and_or(codes >> 4, 0x07f007f0u, sign), 0x7b807b80u, 0x80008000u); /* * 2^120 */
     return pair | (all_ones - (all_ones >> 15));
+}
+
+/* f16 has subnormals, and tensor cores multiply them exactly: a code of four bits is one as it is, code * 2^-24, or four bits further up
+   code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what
+   the codes lack of their weights, in CODE_SCALE, is made up for once a tile, and INT4's zero point once for many tiles: so it pays where
+   the activations are held (CODE_SUMS). */
+#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))
+#define CODE_SCALE (CODES_MULTIPLY ? FORMAT == FORMAT_INT4 ? 16777216.0f : 16384.0f : 1.0f)
+
+/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. */
+DEVICE void unpack_codes(const weight_chunk &c, u32 sub, u32 (&pair)[LANE_SUB / 2]) {
+#pragma unroll
+    for (u32 i = 0; i < LANE_SUB / 8; i++) {
+        u32 w = c.word[sub * (LANE_SUB / 8) + i];
+        if (SIGNED) w ^= 0x88888888u;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            if (FORMAT == FORMAT_INT4) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 ? w : w >> 8) & (j % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+            else pair[(i * 4 + j) % (LANE_SUB / 2)] = and_or(j < 3 ? w << (9 - 4 * (j % 3)) : w >> 3, 0x0e000e00u, (w << (12 - 4 * j)) & 0x80008000u);
+        }
+    }
 }
 
 /* The lane's weights of sub `sub` as pairs of 16-bit floats of type DECODE, in the order PAIR_ORDER. */

@@ -15,6 +15,8 @@
 DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }
 /* Whether the activations of all of a warp's steps stay in registers from tile to tile. */
 DEVICE constexpr bool can_hold(u32 parts) { return held_words(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 ? 0 : STREAM_COPIES && SCALES_FILL_WORDS ? 48 : 32); }
+/* And beside them what INT4's sums begin with: where there is room for both. */
+DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }
 /* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50
    words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. */
 DEVICE constexpr u32 stream_words(int how) { return (STREAM_COPIES ? 0 : 2 * CHUNK_WORDS) + (how == X_LOADED ? LANE_VALUES / 2 : 0); }
@@ -42,7 +44,7 @@ struct weight_stream {
 
 #if STREAM_COPIES
 typedef copy_source stream_source;
-DEVICE stream_source find_source(const tile_rows &rows, u32 part) { return find_copy_source(rows.low, rows.high, part); }
+DEVICE stream_source find_source(const tile_rows &rows, u32 first_step) { return find_copy_source(rows.low, rows.high, first_step); }
 #else
 typedef tile_rows stream_source;
 DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }
@@ -54,10 +56,11 @@ DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory,
     if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {
 #if STREAM_COPIES
         static_assert(STEPS_KEEP_GROUPS(PARTS), "the scales of a warp's steps are found from the first");
-        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, part, index * PARTS, is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));
+        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, FIRST_STEP(part, PARTS), index * STEP_STRIDE(PARTS), is_inner_step<PARTS>(index),
+                  has_whole_scales<PARTS>(index));
 #else
-        stream.low[d] = load_weight_chunk(source.low, (u64)part + index * PARTS, is_inner_step<PARTS>(index));
-        stream.high[d] = load_weight_chunk(source.high, (u64)part + index * PARTS, is_inner_step<PARTS>(index));
+        stream.low[d] = load_weight_chunk(source.low, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));
+        stream.high[d] = load_weight_chunk(source.high, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));
 #endif
     }
     if (STREAM_COPIES) copy_async_commit();
@@ -67,7 +70,7 @@ template <int HOW, u32 PARTS>
 DEVICE void load_step_activations(weight_stream<HOW, PARTS> &stream, u32 d, const u8 *x, u32 part, u32 index) {
     if (HOW != X_LOADED || index >= PART_STEPS(PARTS) || !step_exists<PARTS>(part, index)) return;
 #pragma unroll
-    for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, part + index * PARTS, sub, is_inner_step<PARTS>(index), stream.x[d][sub]);
+    for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, step_of<PARTS>(part, index), sub, is_inner_step<PARTS>(index), stream.x[d][sub]);
 }
 
 /* A stream begins with its weights, which may be known before the activations. */
@@ -91,6 +94,7 @@ DEVICE void end_stream() {
 template <u32 PARTS>
 struct held_activations {
     u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];
+    float begin[holds_begin(PARTS) ? PART_STEPS(PARTS) : 1][SUBS][2];
 };
 
 template <u32 PARTS>
@@ -100,12 +104,21 @@ DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 par
     for (u32 i = 0; i < PART_STEPS(PARTS); i++)
         if (step_exists<PARTS>(part, i))
 #pragma unroll
-            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, part + i * PARTS, sub, is_inner_step<PARTS>(i), word[i][sub]);
+            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, step_of<PARTS>(part, i), sub, is_inner_step<PARTS>(i), word[i][sub]);
 #pragma unroll
     for (u32 i = 0; i < PART_STEPS(PARTS); i++)
         if (step_exists<PARTS>(part, i))
 #pragma unroll
-            for (u32 sub = 0; sub < SUBS; sub++) pair_activations(word[i][sub], held.pair[i][sub]);
+            for (u32 sub = 0; sub < SUBS; sub++) {
+                pair_activations(word[i][sub], held.pair[i][sub]);
+#if CODES_MULTIPLY
+                if (!holds_begin(PARTS)) continue;
+                float begin[4];
+                multiply_zero_point(begin, held.pair[i][sub]);
+                held.begin[i][sub][0] = begin[0];
+                held.begin[i][sub][1] = begin[1];
+#endif
+            }
 }
 
 /* sums = the tile's rows times the activations of the blocks of tokens, over the warp's part of K. Meanwhile the stream goes on
@@ -122,7 +135,7 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
     for (u32 round = 0; round < ROUNDS; round++)
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) {
-            const u32 index = round * DEPTH + d, step = part + index * PARTS;
+            const u32 index = round * DEPTH + d, step = step_of<PARTS>(part, index);
             const bool exists = index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index);
             const auto go_on = [&] {
                 if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);
@@ -143,8 +156,8 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
             weight_chunk &low = stream.low[d], &high = stream.high[d];
 #endif
             if (exists) {
-                if (HOW == X_HELD) multiply_step<BLOCKS, HOW>(sums, low, high, x, step, held.pair[index]);
-                else multiply_step<BLOCKS, HOW>(sums, low, high, x, step, stream.x[HOW == X_LOADED ? d : 0]);
+                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_begin(PARTS)>(sums, low, high, x, step, held.pair[index], held.begin[holds_begin(PARTS) ? index : 0]);
+                else multiply_step<BLOCKS, HOW, false>(sums, low, high, x, step, stream.x[HOW == X_LOADED ? d : 0], held.begin[0]);
             }
             if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);
             else if (more) load_step_activations(stream, d, next_x, next_part, d);

@@ -62,8 +62,11 @@
 #define DECODE (X == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F16) /* what codes are unpacked to */
 #define STEP (4 * LANE_VALUES)
 #define NUM_STEPS ((INNER + STEP - 1) / STEP)
-/* Where `parts` warps share the steps of a row, each takes every parts-th: this many. */
+/* Where `parts` warps share the steps of a row, each takes this many: those that follow each other, since what lies together comes
+   fastest (STEPS_TOGETHER), if all get as many and their scales stay at one place in words; otherwise every parts-th. */
 #define PART_STEPS(parts) ((NUM_STEPS + (parts) - 1) / (parts))
+#define STEP_STRIDE(parts) (STEPS_TOGETHER(parts) ? 1 : (parts))
+#define FIRST_STEP(part, parts) (STEPS_TOGETHER(parts) ? (part) * PART_STEPS(parts) : (part))
 /* BYTES bytes of weights from `p` on, a power of two up to 32, of which the row has `left`; zero bits for the others. */
 template <u32 BYTES, u32 ALIGN, u32 WORDS>
 DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {
@@ -117,13 +120,21 @@ DEVICE void exchange_words(u32 &first, u32 &second) {
 #include "packed.h"
 #endif
 
+#ifndef CODES_MULTIPLY
+#define CODES_MULTIPLY 0
+#define CODE_SCALE 1.0f
+#endif
 #define NUM_PAIRS (LANE_SUB / 2) /* in a sub */
 
-/* Step part + index * parts is one of the row's; it isn't the row's last. Known when compiled, where index is, for most. */
+/* The number of a part's step `index`; it is one of the row's; it isn't the row's last, in any part. Known when compiled, where index is, for most. */
 template <u32 PARTS>
-DEVICE bool step_exists(u32 part, u32 index) { return (index + 1) * PARTS <= NUM_STEPS || part + index * PARTS < NUM_STEPS; }
+DEVICE u32 step_of(u32 part, u32 index) { return FIRST_STEP(part, PARTS) + index * STEP_STRIDE(PARTS); }
 template <u32 PARTS>
-DEVICE bool is_inner_step(u32 index) { return (index + 1) * PARTS < NUM_STEPS; }
+DEVICE bool step_exists(u32 part, u32 index) {
+    return STEPS_TOGETHER(PARTS) || (index + 1) * PARTS <= NUM_STEPS || step_of<PARTS>(part, index) < NUM_STEPS;
+}
+template <u32 PARTS>
+DEVICE bool is_inner_step(u32 index) { return (STEPS_TOGETHER(PARTS) ? index + 1 : (index + 1) * PARTS) < (STEPS_TOGETHER(PARTS) ? PART_STEPS(PARTS) : NUM_STEPS); }
 
 static_assert(X_ORDER == PAIRS_LINEAR || (X_ORDER == PAIR_ORDER && TENSOR_CORES && INNER % 8 == 0), "activations in an order that this format can use");
 
@@ -207,16 +218,50 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
     }
 }
 
-/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late. */
-template <int BLOCKS, int HOW>
-DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS]) {
+#if CODES_MULTIPLY
+/* What a sub's sums begin with: INT4's zero point, -8 * 2^-24, times the activations. */
+DEVICE void multiply_zero_point(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {
+    u32 zero_points[NUM_PAIRS];
+#pragma unroll
+    for (u32 i = 0; i < NUM_PAIRS; i++) zero_points[i] = 0x80088008u;
+    multiply_pairs<true>(sums, zero_points, zero_points, activation);
+}
+
+/* sums = one sub's codes, smaller than weights by CODE_SCALE; `begin`, of tokens 2t and 2t + 1, is what multiply_zero_point gives. */
+DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS], const float (&begin)[2]) {
+    if (FORMAT != FORMAT_INT4) return multiply_pairs<true>(sums, low, high, activation);
+    float upper[4]; /* the odd pairs, larger by 16 */
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) sums[i] = begin[i % 2];
+#pragma unroll
+    for (u32 i = 0; i < NUM_PAIRS; i += 4) {
+        const u32 even[4] = {low[i], high[i], low[i + 2], high[i + 2]}, odd[4] = {low[i + 1], high[i + 1], low[i + 3], high[i + 3]};
+        matrix_multiply_f16(sums, even, activation[i], activation[i + 2]);
+        if (i == 0) matrix_product_f16(upper, odd, activation[1], activation[3]);
+        else matrix_multiply_f16(upper, odd, activation[i + 1], activation[i + 3]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) sums[i] = f32_fma(upper[i], 0.0625f, sums[i]);
+}
+#endif
+
+/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; `begin` as for multiply_codes, where it is
+   there already. */
+template <int BLOCKS, int HOW, bool HAS_BEGIN>
+DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS],
+                          const float (&begin)[SUBS][2]) {
     arrange_weight_chunk(low);
     arrange_weight_chunk(high);
 #pragma unroll
     for (u32 sub = 0; sub < SUBS; sub++) {
         u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];
+#if CODES_MULTIPLY
+        unpack_codes(low, sub, low_pairs);
+        unpack_codes(high, sub, high_pairs);
+#else
         unpack_sub(low, step, sub, low_pairs);
         unpack_sub(high, step, sub, high_pairs);
+#endif
         const float low_scale = SUB_HAS_SCALE ? sub_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE ? sub_scale(high, step, sub) : 1.0f;
         const float low_min = SUB_HAS_MIN ? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN ? sub_min(high, step, sub) : 0.0f;
 #pragma unroll
@@ -237,7 +282,17 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
                 continue;
             }
             float part[4];
+#if CODES_MULTIPLY
+            if (HAS_BEGIN || FORMAT != FORMAT_INT4) {
+                multiply_codes(part, low_pairs, high_pairs, activation, begin[sub]);
+            } else {
+                float first[4];
+                multiply_zero_point(first, activation);
+                multiply_codes(part, low_pairs, high_pairs, activation, (const float(&)[2])first);
+            }
+#else
             multiply_pairs<true>(part, low_pairs, high_pairs, activation);
+#endif
             sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);
             sums[b][1] = f32_fma(low_scale, part[1], sums[b][1]);
             sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);
@@ -331,9 +386,17 @@ DEVICE void multiply_part(float (&sums)[BLOCKS][4], const weight_row &low, const
 }
 #endif
 
-/* Multiplies the sums of whole rows by what scales all of a row. */
+/* Multiplies the sums of whole rows by what their codes lack, and by what scales all of a row. */
 template <int BLOCKS>
 DEVICE void scale_rows(float (&sums)[BLOCKS][4], float low_scale, float high_scale) {
+#if TENSOR_CORES
+    if (CODE_SCALE != 1.0f) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) sums[b][i] = f32_mul(sums[b][i], CODE_SCALE);
+    }
+#endif
     if (!ROW_HAS_SCALE) return;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {

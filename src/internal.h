@@ -23,7 +23,10 @@
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
-#define MOER_GROUPED_PAIRS MOER_SMALL_PAIRS /* beyond here experts go through grouped.cu */
+/* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
+   others. */
+#define MOER_FEW_ROWS 12u
+#define MOER_FEW_ROWS_PLAIN 6u
 #define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
@@ -424,7 +427,7 @@ struct moe_route_layer {
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
     int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
-    int grouped;              /* more than MOER_GROUPED_PAIRS pairs go through grouped.cu */
+    int grouped;              /* more than moer_layer_few_pairs() pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     int may_separate;         /* tuning could make down matmul and combine two kernels */
     moer_choice choices[MOER_CHOICES];
@@ -436,7 +439,7 @@ struct moe_route_layer {
     uint32_t down_parts;      /* parts that K is cut into in the down matmul */
     uint32_t num_ranks;
     uint16_t rank_begin[MOER_MAX_RANKS + 1]; /* first physical expert of each rank, then the end */
-    /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to MOER_SMALL_PAIRS pairs, [1]: more. */
+    /* What the operations launch; NULL where the layer wasn't prepared for it. [0]: up to moer_layer_few_pairs() pairs, [1]: more. */
     const moer_variant *topk, *maps, *maps_cub, *route_layer, *route_given, *route_all, *maps_all;
     const moer_variant *gate_up_activated[2], *down_rows[2], *down_fused, *combine_rows;
     const moer_variant *matmul[2][2]; /* [moe_route_matrix] */
@@ -462,6 +465,7 @@ typedef struct moer_workspace {
 static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
+static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */

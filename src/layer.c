@@ -394,13 +394,20 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
     moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
 }
 
-/* matmul.cu for small and, where the layer can meet them there, large batches. */
-static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int small, int large, const moer_variant *variants[2]) {
+/* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
+   bf16, make nothing of it. */
+static int moer_uses_code_sums(const moer_matrix *matrix) {
+    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(matrix)) <= 2;
+}
+
+/* matmul.cu for few and for many rows an expert. */
+static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, int few, int many, const moer_variant *variants[2]) {
     moe_route_status status = MOE_ROUTE_OK;
     int i;
-    for (i = small ? 0 : 1; i < (large ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
+    for (i = few ? 0 : 1; i < (many ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
+        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(matrix));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
@@ -412,7 +419,16 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
-static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > MOER_GROUPED_PAIRS; }
+/* The pairs up to which an expert has few rows on average. */
+static uint32_t moer_layer_few_pairs(const moe_route_layer *layer) {
+    const int plain = layer->gate_up.format <= MOE_ROUTE_FORMAT_BF16;
+    const uint32_t few = (plain ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
+    return few < MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS : few;
+}
+
+static int moer_layer_has_many(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > moer_layer_few_pairs(layer); }
+
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > moer_layer_few_pairs(layer); }
 
 /* Tiles across the matrix. */
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix) {
@@ -487,19 +503,19 @@ static moe_route_status moer_layer_need_expand(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_expand, defines, &layer->expand);
 }
 
-/* Whether the layer's own kernels for large batches are matmul.cu's. */
-static int moer_layer_runs_large(const moe_route_layer *layer) { return moer_layer_is_large(layer) && !moer_layer_runs_grouped(layer, MOER_SMALL_PAIRS + 1); }
+/* Whether the layer's own kernels for many rows an expert are matmul.cu's. */
+static int moer_layer_runs_many(const moe_route_layer *layer) { return moer_layer_has_many(layer) && !layer->grouped; }
 
 /* x up to h: of the layer (`runs`), and of expert rows (`slots`), which go through matmul.cu whatever their number. */
 static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs, int slots) {
-    const int large = slots ? moer_layer_is_large(layer) : moer_layer_runs_large(layer);
+    const int many = slots ? moer_layer_has_many(layer) : moer_layer_runs_many(layer);
     moe_route_status status;
     moer_matmul_kind kind;
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(&layer->gate_up);
-    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, large, layer->gate_up_activated);
+    status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, many, layer->gate_up_activated);
     if (status == MOE_ROUTE_OK && runs && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k))
         status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
     return status;
@@ -507,7 +523,7 @@ static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs
 
 /* The down matmul with the combine. */
 static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
-    const int large = moer_layer_runs_large(layer), separate = moer_layer_meets_fused(layer, 0);
+    const int many = moer_layer_runs_many(layer), separate = moer_layer_meets_fused(layer, 0) || (moer_layer_is_large(layer) && moer_layer_few_pairs(layer) > MOER_SMALL_PAIRS);
     moer_matmul_kind kind;
     moe_route_status status = MOE_ROUTE_OK;
     memset(&kind, 0, sizeof kind);
@@ -518,10 +534,10 @@ static moe_route_status moer_layer_need_down(moe_route_layer *layer) {
         status = moer_layer_need_grouped(layer, &layer->down, &kind, layer->down_grouped);
         if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, layer->dtype, 1, &layer->combine_grouped);
     }
-    if (status != MOE_ROUTE_OK || (!separate && !large)) return status;
+    if (status != MOE_ROUTE_OK || (!separate && !many)) return status;
     kind.out = MOE_ROUTE_F32;
     kind.warps = layer->down_parts; /* the same parts of K as down.cu: the same sums, to the last bit */
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, separate, large, layer->down_rows);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, separate, many, layer->down_rows);
     if (status == MOE_ROUTE_OK) status = moer_layer_need_combine(layer, MOE_ROUTE_F32, layer->weight_on_input, &layer->combine_rows);
     return status;
 }
@@ -551,7 +567,7 @@ static moe_route_status moer_layer_need_slots(moe_route_layer *layer) {
     kind.out_index = 2;
     kind.out = layer->rows_dtype;
     kind.warps = layer->down_parts;
-    status = moer_layer_need_matmul(layer, &layer->down, &kind, 1, moer_layer_is_large(layer), layer->down_slots);
+    status = moer_layer_need_matmul(layer, &layer->down, &kind, 1, moer_layer_has_many(layer), layer->down_slots);
     if (status != MOE_ROUTE_OK) return status;
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
@@ -566,7 +582,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
     kind.out_index = 1;
     kind.out = layer->dtype;
     kind.warps = moer_layer_matmul_warps(matrix);
-    return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_is_large(layer), variants);
+    return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_has_many(layer), variants);
 }
 
 static moe_route_status moer_layer_need_all(moe_route_layer *layer) {
@@ -665,7 +681,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
-        const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : MOER_GROUPED_PAIRS;
+        const uint32_t max_f32 = cpu || !moer_layer_runs_grouped(layer, num_pairs) ? num_pairs : moer_layer_few_pairs(layer);
         fits &= moer_size_mul(num_pairs, moer_dtype_size(layer->dtype), &row_bytes);
         if (row_bytes < (size_t)max_f32 * 4) row_bytes = (size_t)max_f32 * 4;
         fits &= moer_workspace_take(w, row_bytes, layer->hidden_size, &w->partial);

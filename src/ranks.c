@@ -134,12 +134,12 @@ static void moer_expert_rows_routing(const moe_route_expert_rows_args *args, con
 
 static void moer_sequence_expert_rows(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_expert_rows_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS;
+    const int many = num_pairs > moer_layer_few_pairs(layer);
     moer_matmul_args *args;
     moer_sequence_route(sequence, layer, layer->route_given, from->num_tokens, routing, w, from->workspace);
     moer_slots_args_of(&moer_sequence_add(sequence, layer->slots, 0, from->num_sources != 0 ? from->num_sources : 1, 1, 512)->args.slots, layer, from, w);
     moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, 0, routing);
-    args = &moer_sequence_add_matmul(sequence, layer, layer->down_slots[large], &layer->down, distinct, layer->down_parts)->args.matmul;
+    args = &moer_sequence_add_matmul(sequence, layer, layer->down_slots[many], &layer->down, distinct, layer->down_parts)->args.matmul;
     moer_matmul_args_matrix(args, &layer->down, &routing->maps);
     args->pair_to_slot_row = from->workspace + w->slot_rows;
     args->x = from->workspace + w->h;

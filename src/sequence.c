@@ -176,6 +176,7 @@ static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_
     const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_resident(variant, warps);
     moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
+    launch->args.matmul.max_distinct = distinct;
     return launch;
 }
 
@@ -202,7 +203,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
                                                const moer_routing *routing) {
     const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
     moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > MOER_SMALL_PAIRS], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > moer_layer_few_pairs(layer)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
@@ -220,7 +221,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int large = num_pairs > MOER_SMALL_PAIRS, grouped = moer_layer_runs_grouped(layer, num_pairs);
+    const int many = num_pairs > moer_layer_few_pairs(layer), grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
     if (moer_layer_fuses(layer, num_pairs)) {
@@ -247,7 +248,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         return;
     }
     launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->down_grouped, &layer->down, from->num_tokens)
-                     : moer_sequence_add_matmul(sequence, layer, layer->down_rows[large], &layer->down, distinct, layer->down_parts);
+                     : moer_sequence_add_matmul(sequence, layer, layer->down_rows[many], &layer->down, distinct, layer->down_parts);
     down = &launch->args.matmul;
     moer_matmul_args_matrix(down, &layer->down, &routing->maps);
     down->x = from->workspace + w->h;
@@ -260,7 +261,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > MOER_SMALL_PAIRS], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > moer_layer_few_pairs(layer)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;

@@ -258,7 +258,7 @@ static int moer_tune_is_rival(const moer_tune *tune, uint32_t candidate, int lar
     const moer_choice *choice = &moer_candidates[candidate].choice;
     const uint32_t num_pairs = num_tokens * layer->router.top_k;
     if (choice->separate) return !large && moer_layer_fuses(layer, num_pairs);
-    return choice->tile_rows != 0 && large && layer->grouped && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
+    return choice->tile_rows != 0 && moer_layer_runs_grouped(layer, num_pairs) && choice->tile_rows / 64u != moer_grouped_tile(layer, num_pairs);
 }
 
 static uint32_t moer_tune_num_rivals(const moer_tune *tune, int large, uint32_t num_tokens) {

@@ -136,7 +136,7 @@ TEST(rows_do_not_depend_on_the_batch) {
     for (i = 0; i < NUM_EPILOGUE_CASES; i++) {
         const uint32_t sizes[] = {1, 2, 8, 16, 100};
         model_spec spec = choice_cases[epilogue_cases[i]].spec;
-        const uint32_t num_tokens = spec.dtype != MOE_ROUTE_F32 && 140 * spec.top_k > MOER_GROUPED_PAIRS ? MOER_GROUPED_PAIRS / spec.top_k : 140;
+        const uint32_t num_tokens = spec.dtype != MOE_ROUTE_F32 && 140 * spec.top_k > MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS / spec.top_k : 140;
         model m, separate;
         model_input input, part;
         model_output all, some;

@@ -18,7 +18,10 @@ static test_device device;
 static int small_size;
 
 /* The fewest tokens that are a large batch. */
-static uint32_t large_tokens(const model_spec *spec) { return MOER_GROUPED_PAIRS / spec->top_k + 1; }
+static uint32_t large_tokens(const model_spec *spec) {
+    const uint32_t few = MOER_FEW_ROWS * spec->num_experts;
+    return (few < MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS : few) / spec->top_k + 1;
+}
 
 /* Weights are rounded to the layer's dtype, and so are the rows before they are combined: two roundings more than model_bound knows. */
 static double large_bound(moe_route_dtype dtype) { return 1.4 * model_bound(dtype); }

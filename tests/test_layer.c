@@ -125,7 +125,7 @@ TEST(layer_rows_do_not_depend_on_the_batch) {
     for (i = 0; i < (small_size ? 4u : 11u); i++) {
         model_spec spec = layer_cases[cases[i]].spec;
         const int grouped = spec.dtype != MOE_ROUTE_F32;
-        const uint32_t num_tokens = (grouped ? MOER_GROUPED_PAIRS : 560) / spec.top_k; /* 512 pairs are the most for one launch */
+        const uint32_t num_tokens = (grouped ? MOER_SMALL_PAIRS : 560) / spec.top_k; /* 512 pairs are the most for one launch */
         model m, separate;
         model_input input, part;
         model_output all, some;

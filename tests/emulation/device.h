@@ -276,7 +276,7 @@ struct emulation_shared {
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */
 #define copy_async_16(array, i, p, size) ((array).copy_async(16, i, p, size))
-#define copy_async_4(array, i, p, size) ((array).copy_async(4, i, p, size))
+#define copy_async_4(array, i, p, wanted) ((wanted) ? (array).copy_async(4, i, p, 4) : (void)0)
 EMULATION_INLINE void copy_async_commit() { emulation->copy_async_commit(); }
 template <int N>
 EMULATION_INLINE void copy_async_wait() {
