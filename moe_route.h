@@ -483,7 +483,7 @@ typedef struct moe_route_layer_desc {
                                           Where that leaves no room for the fused combine, AUTO means OFF */
     moe_route_switch tuned;            /* kernels by what moe_route_layer_tune kept. AUTO: where something is kept. ON: on a GPU the
                                           layer is refused without. OFF: by built-in rules. No output depends on it */
-    uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
+    uint32_t grouped_rows;             /* rows of a tile of the kernels for many rows an expert: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
     moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the
                                           bit. AUTO: off. ON: required; where a kernel has to be compiled and CUB's headers aren't
@@ -506,8 +506,9 @@ MOE_ROUTE_API void moe_route_layer_destroy(moe_route_layer *layer);
 MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_layer *layer, uint32_t num_tokens,
                                                               size_t *size);
 
-/* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch with T * k up to 512, and the
-   same in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
+/* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch in which experts have few rows: T * k
+   up to 512, and up to 12 times the local experts (6 times where weights are F16 or BF16, twice where a GPU has faster kernels for
+   them); and the same bits in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
    dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
@@ -648,7 +649,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
    the results back the same way; combining them in slot order needs no atomics:
 
      slot rows   moe_route_expert_rows() gives a row for each slot, moe_route_combine() adds them with pair_to_slot_row.
-                 With rows_dtype F32 the bits of y are those of one GPU that has all experts, in calls with T * k up to 512,
+                 With rows_dtype F32 the bits of y are those of one GPU that has all experts, in calls with few rows an expert,
                  whatever the number of ranks and of tokens, where the layers agree on sums_of_max_tokens. (Larger calls of
                  that one GPU round as moe_route_layer_args says, unless activations are f32; expert rows never do.) With
                  16-bit rows they are still the same for every number of ranks, and y, before it is rounded, is within 2^-8
@@ -656,7 +657,7 @@ MOE_ROUTE_API moe_route_status moe_route_combine(const moe_route_layer *layer, c
      sums        moe_route_layer_run() with ids and weights gives a row for each token, the sum of its slots here;
                  moe_route_combine() adds them with pair_to_row and weighted_rows. Less to send; the order of the sum then
                  depends on which rank has which expert: within as much, and k * 2^-23 more for the f32 additions, where
-                 a rank's call has T * k up to 512
+                 a rank's call has few rows an expert
 
    docs/expert_parallelism.md shows the whole; examples/expert_parallel.c is a program.
    -------------------------------------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /*
   test_large.c: the fused layer in large batches, where grouped.cu computes the experts: against f64 for every format and choice, with tiles of
   each size, experts without rows, one with all of them, ranges of experts, padding, ids out of range; and on a real GPU with arrays
-  of more than 2^31 elements. A result has the same bits in every large batch.
+  of more than 2^31 elements. A result has the same bits in every large batch, and those of small batches while experts have few rows.
   TEST_DEVICE chooses the device, TEST_SIZE=small a selection for slow (emulated) devices.
 */
 #define MOE_ROUTE_IMPLEMENTATION
@@ -93,6 +93,54 @@ TEST(large_batches_match_their_definition_in_every_format) {
         spec.interleaved = i / 2 % 2 != 0;
         snprintf(what, sizeof what, "format case %u, dtype %d", i, (int)spec.dtype);
         check_model(&spec, large_tokens(&spec), 300 + i, what);
+    }
+}
+
+/* Beyond what one launch routes, yet with few rows an expert, though one has many. */
+TEST(few_rows_have_the_bits_of_small_batches) {
+    static const moe_route_format formats[] = {MOE_ROUTE_FORMAT_INT4, MOE_ROUTE_FORMAT_BF16};
+    uint32_t i, t;
+    for (i = 0; i < 2; i++) {
+        model_spec spec;
+        model m;
+        model_input input, part;
+        model_output all, some;
+        test_random random;
+        moe_route_plan plan;
+        uint32_t num_tokens;
+        float *logits;
+        void *x;
+        memset(&spec, 0, sizeof spec);
+        spec.num_experts = 100;
+        spec.top_k = 8;
+        spec.hidden_size = spec.intermediate_size = 64;
+        spec.dtype = i == 0 ? MOE_ROUTE_F16 : MOE_ROUTE_BF16;
+        spec.format = formats[i];
+        spec.group_size = i == 0 ? 32 : 0;
+        spec.max_tokens = 75;
+        spec.operations = MOE_ROUTE_OPERATION_LAYER;
+        random_seed(&random, 90 + i);
+        model_create(&device, &spec, 91 + i, &m);
+        REQUIRE(m.layer, "no layer");
+        num_tokens = moer_layer_few_pairs(m.layer) / spec.top_k < 75 ? moer_layer_few_pairs(m.layer) / spec.top_k : 75;
+        model_random_input(&random, &spec, num_tokens, &input, &logits, &x);
+        for (t = 0; t < num_tokens; t++) logits[(size_t)t * spec.num_experts + 7] = 9.0f;
+        CHECK(model_run(&device, &m, &input, &all) == MOE_ROUTE_OK, "%s", device_message(&device));
+        CHECK(moe_route_layer_explain(m.layer, MOE_ROUTE_OPERATION_LAYER, num_tokens, &plan) == MOE_ROUTE_OK, "%s", device_message(&device));
+        if (device.kind != MOE_ROUTE_DEVICE_CPU) CHECK(strcmp(plan.launches[plan.num_launches - 2].kernel, "grouped") != 0, "%u tokens go through grouped.cu", num_tokens);
+        for (t = 0; t + 5 <= num_tokens; t += 31) {
+            part = input;
+            part.num_tokens = 5;
+            part.logits = logits + (size_t)t * spec.num_experts;
+            part.x = (const char *)x + (size_t)t * spec.hidden_size * 2;
+            CHECK(model_run(&device, &m, &part, &some) == MOE_ROUTE_OK, "%s", device_message(&device));
+            CHECK_BYTES(some.y, (const char *)all.y + (size_t)t * spec.hidden_size * 2, 5 * (size_t)spec.hidden_size * 2, "y of a small batch");
+            model_output_free(&some);
+        }
+        model_output_free(&all);
+        free(logits);
+        free(x);
+        model_destroy(&device, &m);
     }
 }
 
@@ -316,6 +364,7 @@ int main(int argc, char **argv) {
     small_size = test_is_small();
     device_open_wanted(&device);
     RUN(large_batches_match_their_definition_in_every_format);
+    RUN(few_rows_have_the_bits_of_small_batches);
     RUN(large_batches_heed_every_choice);
     RUN(large_rows_do_not_depend_on_the_batch);
     RUN(large_batches_take_any_ids);
