@@ -5,8 +5,14 @@
   Constants: E, K, LOGITS and WEIGHTS (dtypes), SCORE, BIAS (selection bias given), WEIGHT, RENORMALIZE, and those below
   where they aren't 0; values as in moe_route.h.
 
-  Each lane holds the experts lane, lane + 32, ... as order-preserving integers. A round takes the warp's maximum, and the
-  lowest expert id that has it, by two redux instructions; k rounds give the order that moe_route.h defines, ties included.
+  Each lane holds the experts lane, lane + 32, ... as order-preserving integers. All orders are by key, then by ascending id:
+  the one that moe_route.h defines, ties included.
+
+  Up to 16 experts are chosen by counting. Of the largest keys of 16 (or 32) groups of lanes, the K-th is a bound that at least K
+  experts reach, and few more: 11 for K 8, 15 for K 10. Those go to shared memory; a lane then counts how many come before its own,
+  which is its slot. Every step is a count over what all lanes read together, so that nothing waits for the slot before.
+  Where more than 32 experts reach the bound (many equal ones), and for more slots, k rounds take the largest by two redux each.
+
   Floating-point sums run over the lane's own experts in ascending order, then over the lanes by an xor butterfly: an order
   that the CPU backend repeats, so that both agree to the last bit.
 */
@@ -51,10 +57,27 @@
 #define ORDER_BY_SCORE (BIAS || DROPS_GROUPS || SCORE == 5)
 #define NEEDS_SCORE_SCALE (SOFTMAX_SCORE && ((IDS == 0 && ORDER_BY_SCORE) || WEIGHT == 0))
 
+#define IN_ROUNDS (K > 16 || SPARSE_MIXER || GROUP_RULE == 3) /* not by counting */
+/* Groups of lanes whose largest keys give the bound. */
+#define BOUND_GROUPS (K <= 10 ? 16 : 32)
+/* Candidates that a lane looks at together: usually all. */
+#define RANKED_TOGETHER (EXPERTS_PER_LANE == 1 ? 32 : K <= 4 ? 8 : 16)
+/* Words of shared memory for a warp: largest keys; candidates, two words each; slots likewise. */
+#define CANDIDATES_AT 32u
+#define SLOTS_AT (CANDIDATES_AT + 64)
+#define SELECT_WORDS (IDS == 0 && !IN_ROUNDS ? SLOTS_AT + 32 : 4)
+
+/* What the softmax of one expert needs to know of all of them. */
+struct score_scale {
+    float largest, sum;
+};
+
 /* Slot j of the token is slot j / 32 of lane j % 32. */
 struct selection {
-    u32 id[SLOTS_PER_LANE]; /* out of range where a given id is */
-    float weight[SLOTS_PER_LANE];
+    u32 id[SLOTS_PER_LANE];  /* out of range where a given id is */
+    u32 key[SLOTS_PER_LANE]; /* by which it was selected */
+    float mixer_weight[SLOTS_PER_LANE];
+    score_scale scale;
 };
 
 DEVICE float load_logit(const void *logits, u64 index) {
@@ -97,6 +120,14 @@ DEVICE float warp_sum(float value) {
     return value;
 }
 
+/* The same where only lanes that hold slots have anything but 0; for these. */
+DEVICE float slots_sum(float value) {
+#pragma unroll
+    for (u32 mask = 16; mask; mask >>= 1)
+        if (mask < SLOTS) value = f32_add(value, f32_from_bits(warp_shuffle_xor(f32_bits(value), mask)));
+    return value;
+}
+
 /* The lowest id that has the warp's largest key; id i * 32 + lane is key i of a lane. */
 template <u32 N>
 DEVICE u32 find_best(const u32 (&key)[N], u32 &best) {
@@ -110,11 +141,6 @@ DEVICE u32 find_best(const u32 (&key)[N], u32 &best) {
         if (key[i] == best) id = i * 32 + lane_index();
     return warp_min(id);
 }
-
-/* What the softmax of one expert needs to know of all of them. */
-struct score_scale {
-    float largest, sum;
-};
 
 DEVICE float score_of(float x, const score_scale &s) {
 #if SCORE == 0
@@ -198,55 +224,88 @@ DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
 }
 #endif
 
-DEVICE selection select_experts(const moer_route_args &a, u32 token) {
+#if IDS == 0 && !IN_ROUNDS
+/* Chooses by counting, `at` being where the warp's words begin. False where too many experts reach the bound. */
+template <class Words>
+DEVICE bool choose_by_counting(Words &words, u32 at, const u32 (&key)[EXPERTS_PER_LANE], selection &chosen) {
     const u32 lane = lane_index();
-    const u64 row = (u64)token * (E + SHARED_EXPERTS);
-    u32 key[EXPERTS_PER_LANE]; /* 0: no expert, or taken */
-    selection result;
-    u32 taken_key[SLOTS_PER_LANE];
-    float mixer_weight[SLOTS_PER_LANE];
-    score_scale scale = {0.0f, 1.0f};
+    u32x2 own = {{~lane, key[0]}}; /* as one number, the larger comes first */
+    u32 total = E;
+#if EXPERTS_PER_LANE == 1
+    shared_store_2(words, at + CANDIDATES_AT + lane * 2, own);
+    warp_barrier();
+#else
+    u32 largest = key[0], before[2] = {0, 0};
+#pragma unroll
+    for (u32 i = 1; i < EXPERTS_PER_LANE; i++) largest = key[i] > largest ? key[i] : largest;
+    if (BOUND_GROUPS == 16) {
+        const u32 other = warp_shuffle_xor(largest, 16);
+        largest = other > largest ? other : largest;
+    }
+    if (lane < BOUND_GROUPS) words[at + lane] = largest;
+    warp_barrier();
+#pragma unroll
+    for (u32 i = 0; i < BOUND_GROUPS; i += 4) {
+        const auto other = shared_load_4(words, at + i);
+        before[0] = count_above(before[0], (u32)other.x, ~largest);
+        before[1] = count_above(before[1], (u32)other.y, ~largest);
+        before[0] = count_above(before[0], (u32)other.z, ~largest);
+        before[1] = count_above(before[1], (u32)other.w, ~largest);
+    }
+    const u32 bound = warp_min(before[0] + before[1] < K ? largest : 0xffffffffu), not_less = ~(bound - 1);
 
-#if IDS == 0 || NEEDS_SCORE_SCALE
+    u32 counts[2] = {0, 0}, position = 0;
 #pragma unroll
-    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
-        const u32 e = i * 32 + lane;
-        key[i] = e < E ? logit_key(a, row, e) : 0;
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) counts[i % 2] = count_above(counts[i % 2], key[i], not_less);
+    const u32 count = counts[0] + counts[1];
+#pragma unroll
+    for (u32 bit = 0; EXPERTS_PER_LANE >> bit; bit++) position += popcount(warp_ballot(count >> bit & 1) & ((1u << lane) - 1)) << bit;
+    total = warp_shuffle(position + count, 31);
+    if (total > 32) {
+        warp_barrier(); /* the next token's keys may come */
+        return false;
+    }
+    u32 to = at + CANDIDATES_AT + position * 2;
+#pragma unroll
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
+        if (key[i] >= bound) {
+            const u32x2 candidate = {{~(i * 32 + lane), key[i]}};
+            shared_store_2(words, to, candidate);
+            to += 2;
+        }
+    own.v[0] = own.v[1] = 0; /* what no candidate comes after */
+    if (lane >= total) shared_store_2(words, at + CANDIDATES_AT + lane * 2, own);
+    warp_barrier();
+    if (lane < total) {
+        const auto candidate = shared_load_2(words, at + CANDIDATES_AT + lane * 2);
+        own.v[0] = (u32)candidate.x;
+        own.v[1] = (u32)candidate.y;
     }
 #endif
-    if (NEEDS_SCORE_SCALE) {
-        u32 largest = 0;
-        float sum = 0.0f;
+    u32 slots[2] = {0, 0};
+#pragma unroll 1
+    for (u32 first = 0; first < total; first += RANKED_TOGETHER)
 #pragma unroll
-        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) largest = key[i] > largest ? key[i] : largest;
-        scale.largest = moer_key_value(warp_max(largest));
-#pragma unroll
-        for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
-            if (key[i]) sum = f32_add(sum, moer_softmax_term(moer_key_value(key[i]), scale.largest));
-        scale.sum = warp_sum(sum);
+        for (u32 i = 0; i < RANKED_TOGETHER; i += 2) {
+            const auto two = shared_load_4(words, at + CANDIDATES_AT + (first + i) * 2);
+            slots[0] = count_above_2(slots[0], (u32)two.y, (u32)two.x, ~own.v[1], ~own.v[0]);
+            slots[1] = count_above_2(slots[1], (u32)two.w, (u32)two.z, ~own.v[1], ~own.v[0]);
+        }
+    const u32 slot = slots[0] + slots[1];
+    if (lane < total && slot < K) shared_store_2(words, at + SLOTS_AT + slot * 2, own);
+    warp_barrier();
+    if (lane < K) {
+        const auto taken = shared_load_2(words, at + SLOTS_AT + lane * 2);
+        chosen.id[0] = ~(u32)taken.x;
+        chosen.key[0] = (u32)taken.y;
     }
+    return true;
+}
+#endif
 
-#pragma unroll
-    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-        result.id[s] = taken_key[s] = 0;
-        mixer_weight[s] = 0.0f;
-    }
-#if IDS == 0
-#if ORDER_BY_SCORE
-#pragma unroll
-    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
-        const u32 e = i * 32 + lane;
-        if (e >= E) continue;
-        float order = score_of(moer_key_value(key[i]), scale);
-#if BIAS
-        order = f32_add(order, a.selection_bias[e]);
-#endif
-        key[i] = moer_order_key(order);
-    }
-#endif
-#if DROPS_GROUPS
-    drop_groups(key);
-#endif
+/* Chooses in k rounds. */
+DEVICE void choose_in_rounds(const moer_route_args &a, u32 (&key)[EXPERTS_PER_LANE], selection &chosen) {
+    const u32 lane = lane_index();
 #pragma unroll 1
     for (u32 j = 0; j < K; j++) {
         u32 best;
@@ -264,16 +323,16 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++)
             if (s * 32 + lane == j) {
-                result.id[s] = id;
-                taken_key[s] = best;
+                chosen.id[s] = id;
+                chosen.key[s] = best;
 #if SPARSE_MIXER
-                mixer_weight[s] = moer_share(1.0f, sum);
+                chosen.mixer_weight[s] = moer_share(1.0f, sum);
 #endif
             }
 #if GROUP_RULE == 3 /* a group that has given its share is out */
         u32 given = 0;
 #pragma unroll
-        for (u32 s = 0; s < SLOTS_PER_LANE; s++) given += popcount(warp_ballot(s * 32 + lane <= j && result.id[s] / GROUP_SIZE == id / GROUP_SIZE));
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) given += popcount(warp_ballot(s * 32 + lane <= j && chosen.id[s] / GROUP_SIZE == id / GROUP_SIZE));
         if (given == K / GROUPS) {
 #pragma unroll
             for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
@@ -281,6 +340,61 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
         }
 #endif
     }
+}
+
+/* The experts of a token, and what their weights need; `at` is where the warp's SELECT_WORDS of shared memory begin. */
+template <class Words>
+DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &words, u32 at) {
+    const u32 lane = lane_index();
+    const u64 row = (u64)token * (E + SHARED_EXPERTS);
+    selection chosen;
+    chosen.scale = {0.0f, 1.0f};
+#pragma unroll
+    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+        chosen.id[s] = chosen.key[s] = 0;
+        chosen.mixer_weight[s] = 0.0f;
+    }
+
+#if IDS == 0 || NEEDS_SCORE_SCALE
+    u32 key[EXPERTS_PER_LANE]; /* 0: no expert, or taken */
+#pragma unroll
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
+        const u32 e = i * 32 + lane;
+        key[i] = e < E ? logit_key(a, row, e) : 0;
+    }
+#endif
+#if NEEDS_SCORE_SCALE
+    u32 largest = 0;
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) largest = key[i] > largest ? key[i] : largest;
+    chosen.scale.largest = moer_key_value(warp_max(largest));
+#pragma unroll
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
+        if (key[i]) sum = f32_add(sum, moer_softmax_term(moer_key_value(key[i]), chosen.scale.largest));
+    chosen.scale.sum = warp_sum(sum);
+#endif
+
+#if IDS == 0
+#if ORDER_BY_SCORE
+#pragma unroll
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
+        const u32 e = i * 32 + lane;
+        if (e >= E) continue;
+        float order = score_of(moer_key_value(key[i]), chosen.scale);
+#if BIAS
+        order = f32_add(order, a.selection_bias[e]);
+#endif
+        key[i] = moer_order_key(order);
+    }
+#endif
+#if DROPS_GROUPS
+    drop_groups(key);
+#endif
+#if !IN_ROUNDS
+    if (choose_by_counting(words, at, key, chosen)) return chosen;
+#endif
+    choose_in_rounds(a, key, chosen);
 #else
 #if IDS == 1
     const bool known = true;
@@ -291,91 +405,102 @@ DEVICE selection select_experts(const moer_route_args &a, u32 token) {
 #endif
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++)
-        if (s * 32 + lane < K) result.id[s] = known ? (u32)(IDS == 1 ? a.ids : a.id_table)[ids_row * K + s * 32 + lane] : 0xffffffffu;
+        if (s * 32 + lane < K) chosen.id[s] = known ? (u32)(IDS == 1 ? a.ids : a.id_table)[ids_row * K + s * 32 + lane] : 0xffffffffu;
 #endif
+    return chosen;
+}
 
-    /* Weights: one slot a lane. Lanes without a slot, slots that hold an expert nobody could select, and given ids out of
-       range count 0. */
+/* The weights of a token's slots, those of shared experts after the others. */
+DEVICE void weigh_experts(const moer_route_args &a, u32 token, const selection &chosen, float (&weight)[SLOTS_PER_LANE]) {
+    const u32 lane = lane_index();
+    const u64 row = (u64)token * (E + SHARED_EXPERTS);
+    /* Lanes without a slot, slots that hold an expert nobody could select, and given ids out of range count 0. */
     float x[SLOTS_PER_LANE];
     bool counts[SLOTS_PER_LANE];
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
         const u32 slot = s * 32 + lane;
-        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 ? taken_key[s] > (DROPPED == 2 ? MOER_ZERO_KEY : MOER_LOWEST_KEY) : result.id[s] < E));
-        if (IDS == 0 && !ORDER_BY_SCORE && slot < K) x[s] = counts[s] ? moer_key_value(taken_key[s]) : 0.0f;
-        else x[s] = counts[s] ? moer_key_value(logit_key(a, row, slot < K ? result.id[s] : E + slot - K)) : 0.0f;
+        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 ? chosen.key[s] > (DROPPED == 2 ? MOER_ZERO_KEY : MOER_LOWEST_KEY) : chosen.id[s] < E));
+        if (IDS == 0 && !ORDER_BY_SCORE && slot < K) x[s] = counts[s] ? moer_key_value(chosen.key[s]) : 0.0f;
+        else x[s] = counts[s] ? moer_key_value(logit_key(a, row, slot < K ? chosen.id[s] : E + slot - K)) : 0.0f;
     }
     if (WEIGHT == 1 || WEIGHT == 3) {
-        u32 largest = 0;
-        if (WEIGHT == 3)
+        float top, sum = 0.0f;
+        if (WEIGHT == 1 && IDS == 0 && !ORDER_BY_SCORE && !SHARED_EXPERTS) { /* the first slot's, if it counts; otherwise none does */
+            top = f32_from_bits(warp_shuffle(f32_bits(x[0]), 0));
+        } else {
+            u32 largest = 0;
+            if (WEIGHT == 3)
 #pragma unroll
-            for (u32 s = 0; s < SLOTS_PER_LANE; s++) x[s] = moer_log_sigmoid(x[s]);
+                for (u32 s = 0; s < SLOTS_PER_LANE; s++) x[s] = moer_log_sigmoid(x[s]);
+#pragma unroll
+            for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+                const u32 k = counts[s] ? moer_order_key(x[s]) : 0;
+                largest = k > largest ? k : largest;
+            }
+            top = moer_key_value(warp_max(largest));
+        }
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-            const u32 k = counts[s] ? moer_order_key(x[s]) : 0;
-            largest = k > largest ? k : largest;
+            const float term = moer_softmax_term(x[s], top);
+            weight[s] = counts[s] ? term : 0.0f;
+            sum = s == 0 ? weight[s] : f32_add(sum, weight[s]);
         }
-        const float top = moer_key_value(warp_max(largest));
-        float sum = 0.0f;
+        sum = slots_sum(sum);
 #pragma unroll
-        for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-            result.weight[s] = counts[s] ? moer_softmax_term(x[s], top) : 0.0f;
-            sum = s == 0 ? result.weight[s] : f32_add(sum, result.weight[s]);
-        }
-        sum = warp_sum(sum);
-#pragma unroll
-        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_share(result.weight[s], sum);
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) weight[s] = moer_share(weight[s], sum);
     } else {
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-            if (SPARSE_MIXER && WEIGHT == 0) result.weight[s] = counts[s] ? mixer_weight[s] : 0.0f;
-            else result.weight[s] = !counts[s] ? 0.0f : WEIGHT == 2 ? moer_sigmoid(x[s]) : moer_score_weight(score_of(x[s], scale));
+            if (SPARSE_MIXER && WEIGHT == 0) weight[s] = counts[s] ? chosen.mixer_weight[s] : 0.0f;
+            else weight[s] = !counts[s] ? 0.0f : WEIGHT == 2 ? moer_sigmoid(x[s]) : moer_score_weight(score_of(x[s], chosen.scale));
         }
     }
     if (RENORMALIZE) {
         float sum = 0.0f;
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-            const float w = result.weight[s];
+            const float w = weight[s];
             if (RENORMALIZE == 3) sum = f32_fma(w, w, sum);
             else sum = s == 0 ? w : f32_add(sum, w);
         }
-        sum = warp_sum(sum);
+        sum = slots_sum(sum);
         if (RENORMALIZE == 3) sum = f32_sqrt(sum);
         if (RENORMALIZE == 2) sum = sum > a.renormalize_epsilon ? sum : a.renormalize_epsilon;
         else sum = f32_add(sum, a.renormalize_epsilon);
 #pragma unroll
-        for (u32 s = 0; s < SLOTS_PER_LANE; s++) result.weight[s] = moer_share(result.weight[s], sum);
+        for (u32 s = 0; s < SLOTS_PER_LANE; s++) weight[s] = moer_share(weight[s], sum);
     }
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-        float w = f32_mul(result.weight[s], a.scale);
+        float w = f32_mul(weight[s], a.scale);
         const bool selected = counts[s] && s * 32 + lane < K;
 #if EXPERT_SCALE
-        if (selected) w = f32_mul(w, a.expert_scale[result.id[s]]);
+        if (selected) w = f32_mul(w, a.expert_scale[chosen.id[s]]);
 #endif
         if (DIVIDE_BY_K) w = f32_div(w, (float)K);
-        result.weight[s] = SKIP_EXPERTS && selected && result.id[s] >= E - SKIP_EXPERTS ? 0.0f : moer_bounded(w, LARGEST_WEIGHT);
+        weight[s] = SKIP_EXPERTS && selected && chosen.id[s] >= E - SKIP_EXPERTS ? 0.0f : moer_bounded(w, LARGEST_WEIGHT);
     }
-    return result;
 }
 
-/* Routes one token and writes ids and weights; `valid` is false for padding. */
-DEVICE selection route_token(const moer_route_args &a, u32 token, bool valid) {
-    selection chosen = {};
-    if (valid) chosen = select_experts(a, token);
+/* Writes a token's ids and weights; `valid` is false for padding. */
+DEVICE void write_token(const moer_route_args &a, u32 token, bool valid, const selection &chosen) {
+    float weight[SLOTS_PER_LANE];
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
         const u32 slot = s * 32 + lane_index();
-        const float weight = valid ? chosen.weight[s] : 0.0f;
+        if (IDS != 1 && slot < K) a.ids[(u64)token * K + slot] = valid && (IDS == 0 || chosen.id[s] < E) ? (int)chosen.id[s] : -1;
+        weight[s] = 0.0f;
+    }
+    if (valid) weigh_experts(a, token, chosen, weight);
+#pragma unroll
+    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+        const u32 slot = s * 32 + lane_index();
         if (slot < K) {
-            const u64 pair = (u64)token * K + slot;
-            if (IDS != 1) a.ids[pair] = valid && (IDS == 0 || chosen.id[s] < E) ? (int)chosen.id[s] : -1;
-            if (a.weights) store_weight(a.weights, pair, weight);
+            if (a.weights) store_weight(a.weights, (u64)token * K + slot, weight[s]);
         }
 #if SHARED_EXPERTS
-        else if (slot < SLOTS && a.shared_weights) store_weight(a.shared_weights, (u64)token * SHARED_EXPERTS + slot - K, weight);
+        else if (slot < SLOTS && a.shared_weights) store_weight(a.shared_weights, (u64)token * SHARED_EXPERTS + slot - K, weight[s]);
 #endif
     }
-    return chosen;
 }

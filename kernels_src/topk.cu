@@ -8,10 +8,16 @@
 #include "scores.h"
 #include "select.h"
 
-KERNEL(moe_route_topk, 256, moer_route_args) {
+#define WARPS 8
+
+KERNEL(moe_route_topk, WARPS * 32, moer_route_args) {
+    SHARED(u32, words, WARPS * SELECT_WORDS);
     wait_for_previous_kernels();
     let_next_kernel_start();
-    const u32 token = block_index_x() * (block_threads() / 32) + warp_index();
+    const u32 token = block_index_x() * WARPS + warp_index();
     if (token >= a.num_tokens) return;
-    route_token(a, token, token < valid_tokens(a.num_valid_tokens, a.num_tokens));
+    const bool valid = token < valid_tokens(a.num_valid_tokens, a.num_tokens);
+    selection chosen = {};
+    if (valid) chosen = choose_experts(a, token, words, warp_index() * SELECT_WORDS);
+    write_token(a, token, valid, chosen);
 }

@@ -45,13 +45,15 @@ static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *l
 }
 
 static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens, const moer_routing *routing) {
-    const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
-    uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
-    if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
-    if (routing->maps.expert_offsets != 0 && threads < layer->router.num_local_experts) threads = moer_divide_up(layer->router.num_local_experts, 32) * 32;
-    if (threads < 32) threads = 32;
-    if (threads > max_threads) threads = max_threads;
-    moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route, &layer->router, num_tokens, routing);
+    const uint32_t experts = routing->logits != 0 ? layer->router.num_experts : 0, pairs = num_tokens * layer->router.top_k;
+    const uint32_t max_warps = experts > 1024 ? 8 : experts > 256 ? 16 : 32;
+    const uint32_t routing_warps = routing->logits != 0 ? num_tokens : 0; /* a warp a token, and those that find the maps */
+    uint32_t warps = moer_divide_up(pairs, 32);
+    if (routing->maps.expert_offsets != 0 && warps < moer_divide_up(layer->router.num_local_experts, 64) + 1) warps = moer_divide_up(layer->router.num_local_experts, 64) + 1;
+    if (warps > 8) warps = 8;
+    warps += routing_warps;
+    if (warps > max_warps) warps = max_warps;
+    moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, warps * 32)->args.route, &layer->router, num_tokens, routing);
 }
 
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,

@@ -80,6 +80,10 @@ EMULATION_INLINE u32 and_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bit
 EMULATION_INLINE u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
 EMULATION_INLINE u32 f32_bits(float f) { return emulation_bits(f); }
 EMULATION_INLINE float f32_from_bits(u32 u) { return emulation_float(u); }
+EMULATION_INLINE u32 count_above(u32 count, u32 a, u32 not_b) { return count + (a > ~not_b); }
+EMULATION_INLINE u32 count_above_2(u32 count, u32 a_high, u32 a_low, u32 not_b_high, u32 not_b_low) {
+    return count + (((u64)a_high << 32 | a_low) > ~((u64)not_b_high << 32 | not_b_low));
+}
 DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) {
     const u64 bytes = (u64)b << 32 | a;
     u32 result = 0;
@@ -92,6 +96,8 @@ EMULATION_INLINE float f32_add(float a, float b) { return a + b; }
 EMULATION_INLINE float f32_mul(float a, float b) { return a * b; }
 EMULATION_INLINE float f32_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 EMULATION_INLINE float f32_div(float a, float b) { return a / b; }
+EMULATION_INLINE float f32_max(float a, float b) { return a > b ? a : b; }
+EMULATION_INLINE float f32_min(float a, float b) { return a < b ? a : b; }
 EMULATION_INLINE float f32_sqrt(float a) { return __builtin_sqrtf(a); }
 EMULATION_INLINE float f32_reciprocal(float a) { return 1.0f / a; }
 
