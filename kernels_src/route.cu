@@ -24,11 +24,13 @@
 #include "scores.h"
 #include "select.h"
 #else
-#define SELECT_WORDS 4
+#define TOKEN_WORDS 4
+#define AHEAD 0
 #endif
 
 #define NOT_LOCAL 0x7fffffff
-#define MAX_THREADS (SELECT && E > 1024 ? 256 : SELECT && E > 256 ? 512 : 1024) /* more experts a lane need more registers a thread */
+/* More experts a lane need more registers a thread, scores ahead more shared memory a token. */
+#define MAX_THREADS (SELECT && E > 1024 ? 256 : SELECT && (E > 256 || AHEAD) ? 512 : 1024)
 /* Warps that route, at most. */
 #define ROUTING_WARPS (MAX_THREADS / 32 < MAX_PAIRS / K ? MAX_THREADS / 32 : MAX_PAIRS / K)
 
@@ -139,7 +141,7 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
 #else
     SHARED(u32, table, 4);
 #endif
-    SHARED(u32, words, ROUTING_WARPS * SELECT_WORDS);
+    SHARED(u32, words, ROUTING_WARPS * TOKEN_WORDS);
 #if MAPS == 2
     SHARED(u32, pair_place, MAX_PAIRS);     /* tally before the pair's expert, and its row */
     SHARED(u32, first_row, MAX_PAIRS + 1);  /* of each distinct expert, then R */
@@ -163,11 +165,18 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
 #if SELECT
     const u32 first_map_warp = a.num_tokens < warps ? a.num_tokens : 0;
 #pragma unroll 1
-    for (u32 token = warp;; token += warps) {
-        const bool mine = token < a.num_tokens, valid = token < num_valid, last = token + warps >= a.num_tokens;
+    for (u32 first = 0; first < a.num_tokens; first += warps) { /* all warps take as many turns */
+        const u32 token = first + warp;
+        const bool mine = token < a.num_tokens, valid = token < num_valid, last = first + warps >= a.num_tokens;
+#if AHEAD
+        const u32 left = a.num_tokens - first, units = (left < warps ? left : warps) * EXPERTS_PER_LANE;
+        if (first) block_barrier(); /* the words of the tokens before are free */
+        for (u32 u = warp; u < units; u += warps) score_ahead(a, first + u / EXPERTS_PER_LANE, u % EXPERTS_PER_LANE, words, u / EXPERTS_PER_LANE * TOKEN_WORDS);
+        block_barrier();
+#endif
         selection chosen = {};
         if (mine) {
-            if (valid) chosen = choose_experts(a, token, words, warp * SELECT_WORDS);
+            if (valid) chosen = choose_experts<AHEAD>(a, token, words, warp * TOKEN_WORDS);
 #pragma unroll
             for (u32 s = 0; s < SLOTS_PER_LANE; s++)
                 if (s * 32 + lane < K) leave_pair(pair_expert, table, num_pairs, token * K + s * 32 + lane, valid ? place_pair(a, chosen.id[s], token) : NOT_LOCAL);
@@ -179,7 +188,6 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
                 if (valid && s * 32 + lane < K) add_load(a, chosen.id[s]);
             write_token(a, token, valid, chosen);
         }
-        if (last) break;
     }
 #else
     const u32 first_map_warp = 0;

@@ -67,6 +67,13 @@
 #define SLOTS_AT (CANDIDATES_AT + 64)
 #define SELECT_WORDS (IDS == 0 && !IN_ROUNDS ? SLOTS_AT + 32 : 4)
 
+/* Where the order isn't that of logits, scores take more than all the rest; other warps may compute them ahead, 32 experts at a time,
+   and the scores of groups of 32 with them. The words of a token are then its keys, which make room for those above, and its groups'. */
+#define AHEAD (ORDER_BY_SCORE && !SOFTMAX_SCORE && IDS == 0 && E <= 384)
+#define GROUPS_AHEAD (AHEAD && DROPS_GROUPS && GROUP_SIZE == 32)
+#define GROUPS_AT (EXPERTS_PER_LANE * 32 > SELECT_WORDS ? EXPERTS_PER_LANE * 32 : SELECT_WORDS)
+#define TOKEN_WORDS (AHEAD ? GROUPS_AT + 16 : SELECT_WORDS)
+
 /* What the softmax of one expert needs to know of all of them. */
 struct score_scale {
     float largest, sum;
@@ -166,13 +173,11 @@ DEVICE u32 group_score(u32 best, u32 second) {
     return moer_order_key(f32_add(moer_key_value(largest), moer_key_value(rest)));
 }
 
-/* Marks the experts of groups that are dropped, in keys that order all experts. */
-DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
+/* The scores of all groups, as order keys: that of group s * 32 + lane; 0: no group. */
+DEVICE void score_groups(const u32 (&key)[EXPERTS_PER_LANE], u32 (&group_key)[GROUPS_PER_LANE]) {
     const u32 lane = lane_index();
-    u32 group_key[GROUPS_PER_LANE]; /* of group s * 32 + lane; 0: no group, or taken */
-    u32 kept[GROUPS_PER_LANE];      /* bit masks of the groups that stay */
 #pragma unroll
-    for (u32 s = 0; s < GROUPS_PER_LANE; s++) group_key[s] = kept[s] = 0;
+    for (u32 s = 0; s < GROUPS_PER_LANE; s++) group_key[s] = 0;
 #if GROUP_SIZE % 32 == 0 /* a group is a few of every lane's keys, the same ones: nothing waits */
 #pragma unroll
 #else
@@ -192,6 +197,14 @@ DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE]) {
         for (u32 s = 0; s < GROUPS_PER_LANE; s++)
             if (s * 32 + lane == g) group_key[s] = score;
     }
+}
+
+/* Marks the experts of groups that are dropped, in keys that order all experts. */
+DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE], u32 (&group_key)[GROUPS_PER_LANE]) {
+    const u32 lane = lane_index();
+    u32 kept[GROUPS_PER_LANE]; /* bit masks of the groups that stay */
+#pragma unroll
+    for (u32 s = 0; s < GROUPS_PER_LANE; s++) kept[s] = 0;
 #if GROUPS <= 16 /* a lane counts the groups that come before its own */
     u32 before = 0;
 #pragma unroll
@@ -342,8 +355,35 @@ DEVICE void choose_in_rounds(const moer_route_args &a, u32 (&key)[EXPERTS_PER_LA
     }
 }
 
-/* The experts of a token, and what their weights need; `at` is where the warp's SELECT_WORDS of shared memory begin. */
+#if ORDER_BY_SCORE
+/* The key that orders an expert, from the key of its logit. */
+DEVICE u32 score_key(const moer_route_args &a, u32 e, u32 logit, const score_scale &scale) {
+    float order = score_of(moer_key_value(logit), scale);
+#if BIAS
+    order = f32_add(order, a.selection_bias[e]);
+#endif
+    return moer_order_key(order);
+}
+#endif
+
+#if AHEAD
+/* Experts unit * 32 to unit * 32 + 31 of a token, into the token's words. */
 template <class Words>
+DEVICE void score_ahead(const moer_route_args &a, u32 token, u32 unit, Words &words, u32 at) {
+    const score_scale none = {0.0f, 1.0f};
+    const u32 e = unit * 32 + lane_index();
+    const u32 key = e < E ? score_key(a, e, logit_key(a, (u64)token * (E + SHARED_EXPERTS), e), none) : 0;
+    words[at + e] = key;
+#if GROUPS_AHEAD
+    const u32 group = group_score(key, 0);
+    if (lane_index() == 0) words[at + GROUPS_AT + unit] = group;
+#endif
+}
+#endif
+
+/* The experts of a token, and what their weights need; `at` is where the warp's words of shared memory begin: SELECT_WORDS, or
+   TOKEN_WORDS with SCORED, which says that they hold what score_ahead leaves. */
+template <bool SCORED, class Words>
 DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &words, u32 at) {
     const u32 lane = lane_index();
     const u64 row = (u64)token * (E + SHARED_EXPERTS);
@@ -360,7 +400,7 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &word
 #pragma unroll
     for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
         const u32 e = i * 32 + lane;
-        key[i] = e < E ? logit_key(a, row, e) : 0;
+        key[i] = SCORED ? words[at + e] : e < E ? logit_key(a, row, e) : 0;
     }
 #endif
 #if NEEDS_SCORE_SCALE
@@ -378,19 +418,16 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &word
 #if IDS == 0
 #if ORDER_BY_SCORE
 #pragma unroll
-    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
-        const u32 e = i * 32 + lane;
-        if (e >= E) continue;
-        float order = score_of(moer_key_value(key[i]), chosen.scale);
-#if BIAS
-        order = f32_add(order, a.selection_bias[e]);
-#endif
-        key[i] = moer_order_key(order);
-    }
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
+        if (!SCORED && i * 32 + lane < E) key[i] = score_key(a, i * 32 + lane, key[i], chosen.scale);
 #endif
 #if DROPS_GROUPS
-    drop_groups(key);
+    u32 group_key[GROUPS_PER_LANE];
+    if (SCORED && GROUPS_AHEAD) group_key[0] = lane < GROUPS ? words[at + GROUPS_AT + lane] : 0;
+    else score_groups(key, group_key);
+    drop_groups(key, group_key);
 #endif
+    if (SCORED) warp_barrier(); /* the keys are read, their words free */
 #if !IN_ROUNDS
     if (choose_by_counting(words, at, key, chosen)) return chosen;
 #endif

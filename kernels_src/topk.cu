@@ -18,6 +18,6 @@ KERNEL(moe_route_topk, WARPS * 32, moer_route_args) {
     if (token >= a.num_tokens) return;
     const bool valid = token < valid_tokens(a.num_valid_tokens, a.num_tokens);
     selection chosen = {};
-    if (valid) chosen = choose_experts(a, token, words, warp_index() * SELECT_WORDS);
+    if (valid) chosen = choose_experts<false>(a, token, words, warp_index() * SELECT_WORDS);
     write_token(a, token, valid, chosen);
 }
