@@ -179,10 +179,13 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
             if (valid) chosen = choose_experts<AHEAD>(a, token, words, warp * TOKEN_WORDS);
 #pragma unroll
             for (u32 s = 0; s < SLOTS_PER_LANE; s++)
-                if (s * 32 + lane < K) leave_pair(pair_expert, table, num_pairs, token * K + s * 32 + lane, valid ? place_pair(a, chosen.id[s], token) : NOT_LOCAL);
+                if (!valid && s * 32 + lane < K) leave_pair(pair_expert, table, num_pairs, token * K + s * 32 + lane, NOT_LOCAL);
+                else if (valid && chosen.slot[s] < K) leave_pair(pair_expert, table, num_pairs, token * K + chosen.slot[s], place_pair(a, chosen.id[s], token));
         }
         if (last) block_barrier();
+        else warp_barrier();
         if (mine) {
+            if (valid) put_in_slots(words, warp * TOKEN_WORDS, chosen);
 #pragma unroll
             for (u32 s = 0; s < SLOTS_PER_LANE; s++)
                 if (valid && s * 32 + lane < K) add_load(a, chosen.id[s]);

@@ -79,8 +79,10 @@ struct score_scale {
     float largest, sum;
 };
 
-/* Slot j of the token is slot j / 32 of lane j % 32. */
+/* Chosen experts. Slot j of the token is slot j / 32 of lane j % 32; but first, where the choice was made by counting, lanes have
+   experts of any slot, or none: K or more. */
 struct selection {
+    u32 slot[SLOTS_PER_LANE];
     u32 id[SLOTS_PER_LANE];  /* out of range where a given id is */
     u32 key[SLOTS_PER_LANE]; /* by which it was selected */
     float mixer_weight[SLOTS_PER_LANE];
@@ -238,13 +240,14 @@ DEVICE void drop_groups(u32 (&key)[EXPERTS_PER_LANE], u32 (&group_key)[GROUPS_PE
 #endif
 
 #if IDS == 0 && !IN_ROUNDS
-/* Chooses by counting, `at` being where the warp's words begin. False where too many experts reach the bound. */
+/* Chooses by counting, `at` being where the warp's words begin. An expert that is chosen is in some lane then, with its slot. False
+   where too many experts reach the bound. */
 template <class Words>
 DEVICE bool choose_by_counting(Words &words, u32 at, const u32 (&key)[EXPERTS_PER_LANE], selection &chosen) {
     const u32 lane = lane_index();
     u32x2 own = {{~lane, key[0]}}; /* as one number, the larger comes first */
-    u32 total = E;
 #if EXPERTS_PER_LANE == 1
+    const bool more = false;
     shared_store_2(words, at + CANDIDATES_AT + lane * 2, own);
     warp_barrier();
 #else
@@ -255,6 +258,8 @@ DEVICE bool choose_by_counting(Words &words, u32 at, const u32 (&key)[EXPERTS_PE
         const u32 other = warp_shuffle_xor(largest, 16);
         largest = other > largest ? other : largest;
     }
+    own.v[0] = own.v[1] = 0; /* what comes after all candidates, where there are no more */
+    shared_store_2(words, at + CANDIDATES_AT + lane * 2, own);
     if (lane < BOUND_GROUPS) words[at + lane] = largest;
     warp_barrier();
 #pragma unroll
@@ -273,11 +278,8 @@ DEVICE bool choose_by_counting(Words &words, u32 at, const u32 (&key)[EXPERTS_PE
     const u32 count = counts[0] + counts[1];
 #pragma unroll
     for (u32 bit = 0; EXPERTS_PER_LANE >> bit; bit++) position += popcount(warp_ballot(count >> bit & 1) & ((1u << lane) - 1)) << bit;
-    total = warp_shuffle(position + count, 31);
-    if (total > 32) {
-        warp_barrier(); /* the next token's keys may come */
-        return false;
-    }
+    const bool more = warp_ballot(position + count > RANKED_TOGETHER);
+    if (warp_ballot(position + count > 32)) return false;
     u32 to = at + CANDIDATES_AT + position * 2;
 #pragma unroll
     for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
@@ -286,32 +288,23 @@ DEVICE bool choose_by_counting(Words &words, u32 at, const u32 (&key)[EXPERTS_PE
             shared_store_2(words, to, candidate);
             to += 2;
         }
-    own.v[0] = own.v[1] = 0; /* what no candidate comes after */
-    if (lane >= total) shared_store_2(words, at + CANDIDATES_AT + lane * 2, own);
     warp_barrier();
-    if (lane < total) {
-        const auto candidate = shared_load_2(words, at + CANDIDATES_AT + lane * 2);
-        own.v[0] = (u32)candidate.x;
-        own.v[1] = (u32)candidate.y;
-    }
+    const auto candidate = shared_load_2(words, at + CANDIDATES_AT + lane * 2);
+    own.v[0] = (u32)candidate.x;
+    own.v[1] = (u32)candidate.y;
 #endif
     u32 slots[2] = {0, 0};
 #pragma unroll 1
-    for (u32 first = 0; first < total; first += RANKED_TOGETHER)
+    for (u32 first = 0; first == 0 || (more && first < 32); first += RANKED_TOGETHER)
 #pragma unroll
         for (u32 i = 0; i < RANKED_TOGETHER; i += 2) {
             const auto two = shared_load_4(words, at + CANDIDATES_AT + (first + i) * 2);
             slots[0] = count_above_2(slots[0], (u32)two.y, (u32)two.x, ~own.v[1], ~own.v[0]);
             slots[1] = count_above_2(slots[1], (u32)two.w, (u32)two.z, ~own.v[1], ~own.v[0]);
         }
-    const u32 slot = slots[0] + slots[1];
-    if (lane < total && slot < K) shared_store_2(words, at + SLOTS_AT + slot * 2, own);
-    warp_barrier();
-    if (lane < K) {
-        const auto taken = shared_load_2(words, at + SLOTS_AT + lane * 2);
-        chosen.id[0] = ~(u32)taken.x;
-        chosen.key[0] = (u32)taken.y;
-    }
+    chosen.id[0] = ~own.v[0];
+    chosen.key[0] = own.v[1];
+    chosen.slot[0] = own.v[1] ? slots[0] + slots[1] : K;
     return true;
 }
 #endif
@@ -381,7 +374,7 @@ DEVICE void score_ahead(const moer_route_args &a, u32 token, u32 unit, Words &wo
 }
 #endif
 
-/* The experts of a token, and what their weights need; `at` is where the warp's words of shared memory begin: SELECT_WORDS, or
+/* The experts of a token, and what their weights need; before the weights, put_in_slots follows. `at` is where the warp's words of shared memory begin: SELECT_WORDS, or
    TOKEN_WORDS with SCORED, which says that they hold what score_ahead leaves. */
 template <bool SCORED, class Words>
 DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &words, u32 at) {
@@ -391,6 +384,7 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &word
     chosen.scale = {0.0f, 1.0f};
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+        chosen.slot[s] = s * 32 + lane;
         chosen.id[s] = chosen.key[s] = 0;
         chosen.mixer_weight[s] = 0.0f;
     }
@@ -428,10 +422,13 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &word
     drop_groups(key, group_key);
 #endif
     if (SCORED) warp_barrier(); /* the keys are read, their words free */
-#if !IN_ROUNDS
-    if (choose_by_counting(words, at, key, chosen)) return chosen;
-#endif
+#if IN_ROUNDS
     choose_in_rounds(a, key, chosen);
+#else
+    if (!choose_by_counting(words, at, key, chosen)) choose_in_rounds(a, key, chosen);
+    const u32x2 expert = {{chosen.id[0], chosen.key[0]}};
+    if (chosen.slot[0] < K) shared_store_2(words, at + SLOTS_AT + chosen.slot[0] * 2, expert);
+#endif
 #else
 #if IDS == 1
     const bool known = true;
@@ -445,6 +442,19 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &word
         if (s * 32 + lane < K) chosen.id[s] = known ? (u32)(IDS == 1 ? a.ids : a.id_table)[ids_row * K + s * 32 + lane] : 0xffffffffu;
 #endif
     return chosen;
+}
+
+/* Gives every lane the expert of its slot. After a barrier of at least the warp. */
+template <class Words>
+DEVICE void put_in_slots(Words &words, u32 at, selection &chosen) {
+#if IDS == 0 && !IN_ROUNDS
+    chosen.slot[0] = lane_index();
+    if (lane_index() < K) {
+        const auto expert = shared_load_2(words, at + SLOTS_AT + lane_index() * 2);
+        chosen.id[0] = (u32)expert.x;
+        chosen.key[0] = (u32)expert.y;
+    }
+#endif
 }
 
 /* The weights of a token's slots, those of shared experts after the others. */

@@ -19,5 +19,7 @@ KERNEL(moe_route_topk, WARPS * 32, moer_route_args) {
     const bool valid = token < valid_tokens(a.num_valid_tokens, a.num_tokens);
     selection chosen = {};
     if (valid) chosen = choose_experts<false>(a, token, words, warp_index() * SELECT_WORDS);
+    warp_barrier();
+    if (valid) put_in_slots(words, warp_index() * SELECT_WORDS, chosen);
     write_token(a, token, valid, chosen);
 }
