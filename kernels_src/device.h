@@ -70,6 +70,7 @@ DEVICE void let_next_kernel_start() {
 /* ---- warp collectives: all 32 lanes take part ---- */
 DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
 DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
+DEVICE u32 warp_add(u32 v) { return __reduce_add_sync(0xffffffffu, v); }
 DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
 DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }
 DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }
@@ -203,6 +204,8 @@ DEVICE void shared_load_matrices_from(const u32 *shared, u32 (&d)[4]) {
 }
 /* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */
 #define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)
+/* Sets bits of element i of a SHARED u32 array, likewise. */
+#define shared_atomic_or(array, i, v) atomicOr(&(array)[i], v)
 
 /* ---- copies from global to shared memory that go on while the thread does ----
    A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread

@@ -8,10 +8,11 @@
   Each lane holds the experts lane, lane + 32, ... as order-preserving integers. All orders are by key, then by ascending id:
   the one that moe_route.h defines, ties included.
 
-  Up to 16 experts are chosen by counting. Of the largest keys of 16 (or 32) groups of lanes, the K-th is a bound that at least K
+  Three to 16 experts are chosen by counting. Of the largest keys of 16 (or 32) groups of lanes, the K-th is a bound that at least K
   experts reach, and few more: 11 for K 8, 15 for K 10. Those go to shared memory; a lane then counts how many come before its own,
   which is its slot. Every step is a count over what all lanes read together, so that nothing waits for the slot before.
-  Where more than 32 experts reach the bound (many equal ones), and for more slots, k rounds take the largest by two redux each.
+  Where more than 32 experts reach the bound (many equal ones), and for other numbers of slots, k rounds take the largest one by one,
+  by two redux each.
 
   Floating-point sums run over the lane's own experts in ascending order, then over the lanes by an xor butterfly: an order
   that the CPU backend repeats, so that both agree to the last bit.
@@ -57,7 +58,8 @@
 #define ORDER_BY_SCORE (BIAS || DROPS_GROUPS || SCORE == 5)
 #define NEEDS_SCORE_SCALE (SOFTMAX_SCORE && ((IDS == 0 && ORDER_BY_SCORE) || WEIGHT == 0))
 
-#define IN_ROUNDS (K > 16 || SPARSE_MIXER || GROUP_RULE == 3) /* not by counting */
+/* Not by counting: for more slots; for so few that rounds are shorter, measured on an H200; where a round depends on the one before. */
+#define IN_ROUNDS (K > 16 || K <= 2 || (K <= 4 && E <= 128) || SPARSE_MIXER || GROUP_RULE == 3)
 /* Groups of lanes whose largest keys give the bound. */
 #define BOUND_GROUPS (K <= 10 ? 16 : 32)
 /* Candidates that a lane looks at together: usually all. */
@@ -69,7 +71,11 @@
 
 /* Where the order isn't that of logits, scores take more than all the rest; other warps may compute them ahead, 32 experts at a time,
    and the scores of groups of 32 with them. The words of a token are then its keys, which make room for those above, and its groups'. */
-#define AHEAD (ORDER_BY_SCORE && !SOFTMAX_SCORE && IDS == 0 && E <= 384)
+#ifdef LOCAL_EXPERTS
+#define AHEAD (ORDER_BY_SCORE && !SOFTMAX_SCORE && IDS == 0 && E <= 384 && LOCAL_EXPERTS <= 512) /* with room for route.cu's maps */
+#else
+#define AHEAD 0 /* topk.cu has enough tokens for every warp */
+#endif
 #define GROUPS_AHEAD (AHEAD && DROPS_GROUPS && GROUP_SIZE == 32)
 #define GROUPS_AT (EXPERTS_PER_LANE * 32 > SELECT_WORDS ? EXPERTS_PER_LANE * 32 : SELECT_WORDS)
 #define TOKEN_WORDS (AHEAD ? GROUPS_AT + 16 : SELECT_WORDS)
@@ -111,9 +117,8 @@ DEVICE void store_weight(void *weights, u64 index, float weight) {
 #endif
 }
 
-/* l[e] as an order key; NaN is -inf. */
-DEVICE u32 logit_key(const moer_route_args &a, u64 row, u32 e) {
-    float logit = load_logit(a.logits, row + e);
+/* l[e] as an order key, from what was loaded; NaN is -inf. */
+DEVICE u32 loaded_key(const moer_route_args &a, u32 e, float logit) {
 #if LOGIT_BIAS
     logit = f32_add(logit, a.logit_bias[e]);
 #endif
@@ -122,6 +127,7 @@ DEVICE u32 logit_key(const moer_route_args &a, u64 row, u32 e) {
 #endif
     return moer_order_key(logit);
 }
+DEVICE u32 logit_key(const moer_route_args &a, u64 row, u32 e) { return loaded_key(a, e, load_logit(a.logits, row + e)); }
 
 DEVICE float warp_sum(float value) {
 #pragma unroll
@@ -140,15 +146,20 @@ DEVICE float slots_sum(float value) {
 /* The lowest id that has the warp's largest key; id i * 32 + lane is key i of a lane. */
 template <u32 N>
 DEVICE u32 find_best(const u32 (&key)[N], u32 &best) {
-    u32 id = 0xffffffffu;
     best = key[0];
 #pragma unroll
     for (u32 i = 1; i < N; i++) best = key[i] > best ? key[i] : best;
     best = warp_max(best);
+    if constexpr (N == 1) { /* the lowest lane */
+        const u32 owners = warp_ballot(key[0] == best);
+        return popcount(~owners & (owners - 1));
+    } else {
+        u32 id = 0xffffffffu;
 #pragma unroll
-    for (u32 i = N; i-- > 0;)
-        if (key[i] == best) id = i * 32 + lane_index();
-    return warp_min(id);
+        for (u32 i = N; i-- > 0;)
+            if (key[i] == best) id = i * 32 + lane_index();
+        return warp_min(id);
+    }
 }
 
 DEVICE float score_of(float x, const score_scale &s) {
@@ -349,37 +360,65 @@ DEVICE void choose_in_rounds(const moer_route_args &a, u32 (&key)[EXPERTS_PER_LA
 }
 
 #if ORDER_BY_SCORE
-/* The key that orders an expert, from the key of its logit. */
-DEVICE u32 score_key(const moer_route_args &a, u32 e, u32 logit, const score_scale &scale) {
-    float order = score_of(moer_key_value(logit), scale);
-#if BIAS
-    order = f32_add(order, a.selection_bias[e]);
-#endif
-    return moer_order_key(order);
+/* The key that orders an expert, from the key of its logit and its selection bias. */
+DEVICE u32 score_key(u32 logit, float bias, const score_scale &scale) {
+    const float order = score_of(moer_key_value(logit), scale);
+    return moer_order_key(BIAS ? f32_add(order, bias) : order);
 }
+DEVICE float selection_bias(const moer_route_args &a, u32 e) { return BIAS ? a.selection_bias[e] : 0.0f; }
 #endif
 
 #if AHEAD
-/* Experts unit * 32 to unit * 32 + 31 of a token, into the token's words. */
+/* The scores of so many 32 experts of tokens from `first_token` on, by all `warps` of the block, into the tokens' words. A warp loads
+   a few turns' logits together, since each has to come from L2; then takes one after the other, which keeps the code short. */
+#define TURNS 6
 template <class Words>
-DEVICE void score_ahead(const moer_route_args &a, u32 token, u32 unit, Words &words, u32 at) {
+DEVICE void score_ahead(const moer_route_args &a, u32 first_token, u32 units, u32 warps, Words &words) {
     const score_scale none = {0.0f, 1.0f};
-    const u32 e = unit * 32 + lane_index();
-    const u32 key = e < E ? score_key(a, e, logit_key(a, (u64)token * (E + SHARED_EXPERTS), e), none) : 0;
-    words[at + e] = key;
+    const u32 lane = lane_index();
+#pragma unroll 1
+    for (u32 first = warp_index(); first < units; first += warps * TURNS) {
+        float logit[TURNS], bias[TURNS];
+#pragma unroll
+        for (u32 i = 0; i < TURNS; i++) {
+            const u32 here = first + i * warps, u = here < units ? here : first, e = u % EXPERTS_PER_LANE * 32 + lane;
+            logit[i] = e < E ? load_logit(a.logits, (u64)(first_token + u / EXPERTS_PER_LANE) * (E + SHARED_EXPERTS) + e) : 0.0f;
+            bias[i] = e < E ? selection_bias(a, e) : 0.0f;
+        }
+#pragma unroll 1
+        for (u32 u = first, turn = 0; turn < TURNS && u < units; turn++, u += warps) {
+            const u32 unit = u % EXPERTS_PER_LANE, e = unit * 32 + lane, at = u / EXPERTS_PER_LANE * TOKEN_WORDS;
+            const u32 key = e < E ? score_key(loaded_key(a, e, logit[0]), bias[0], none) : 0;
+            words[at + e] = key;
 #if GROUPS_AHEAD
-    const u32 group = group_score(key, 0);
-    if (lane_index() == 0) words[at + GROUPS_AT + unit] = group;
+            const u32 group = group_score(key, 0);
+            if (lane == 0) words[at + GROUPS_AT + unit] = group;
 #endif
+#pragma unroll
+            for (u32 i = 0; i + 1 < TURNS; i++) {
+                logit[i] = logit[i + 1];
+                bias[i] = bias[i + 1];
+            }
+        }
+    }
 }
 #endif
 
-/* The experts of a token, and what their weights need; before the weights, put_in_slots follows. `at` is where the warp's words of shared memory begin: SELECT_WORDS, or
-   TOKEN_WORDS with SCORED, which says that they hold what score_ahead leaves. */
+/* A token's logits as keys, of a token that may be padding, so that nobody waits for the number of tokens first. */
+DEVICE void load_keys(const moer_route_args &a, u32 token, u32 (&key)[EXPERTS_PER_LANE]) {
+#pragma unroll
+    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
+        const u32 e = i * 32 + lane_index();
+        key[i] = (IDS == 0 || NEEDS_SCORE_SCALE) && e < E ? logit_key(a, (u64)token * (E + SHARED_EXPERTS), e) : 0; /* 0: no expert */
+    }
+}
+
+/* The experts of a token, and what their weights need; before the weights, put_in_slots follows. With SCORED the keys are in the token's
+   TOKEN_WORDS of shared memory, which begin at `at`, as score_ahead leaves them; otherwise `key` is what load_keys gave, and there are
+   SELECT_WORDS. */
 template <bool SCORED, class Words>
-DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &words, u32 at) {
+DEVICE selection choose_experts(const moer_route_args &a, u32 token, u32 (&key)[EXPERTS_PER_LANE], Words &words, u32 at) {
     const u32 lane = lane_index();
-    const u64 row = (u64)token * (E + SHARED_EXPERTS);
     selection chosen;
     chosen.scale = {0.0f, 1.0f};
 #pragma unroll
@@ -389,14 +428,9 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &word
         chosen.mixer_weight[s] = 0.0f;
     }
 
-#if IDS == 0 || NEEDS_SCORE_SCALE
-    u32 key[EXPERTS_PER_LANE]; /* 0: no expert, or taken */
+    if (SCORED)
 #pragma unroll
-    for (u32 i = 0; i < EXPERTS_PER_LANE; i++) {
-        const u32 e = i * 32 + lane;
-        key[i] = SCORED ? words[at + e] : e < E ? logit_key(a, row, e) : 0;
-    }
-#endif
+        for (u32 i = 0; i < EXPERTS_PER_LANE; i++) key[i] = words[at + i * 32 + lane];
 #if NEEDS_SCORE_SCALE
     u32 largest = 0;
     float sum = 0.0f;
@@ -413,7 +447,7 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, Words &word
 #if ORDER_BY_SCORE
 #pragma unroll
     for (u32 i = 0; i < EXPERTS_PER_LANE; i++)
-        if (!SCORED && i * 32 + lane < E) key[i] = score_key(a, i * 32 + lane, key[i], chosen.scale);
+        if (!SCORED && i * 32 + lane < E) key[i] = score_key(key[i], selection_bias(a, i * 32 + lane), chosen.scale);
 #endif
 #if DROPS_GROUPS
     u32 group_key[GROUPS_PER_LANE];

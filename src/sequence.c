@@ -45,15 +45,16 @@ static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *l
 }
 
 static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens, const moer_routing *routing) {
-    const uint32_t experts = routing->logits != 0 ? layer->router.num_experts : 0, pairs = num_tokens * layer->router.top_k;
-    const int by_score = layer->router.selection_bias != 0 || moer_drops_groups(layer->router.group_rule) || layer->router.score == MOE_ROUTE_SCORE_CUSTOM;
-    const uint32_t max_warps = experts > 1024 ? 8 : experts > 256 || (experts != 0 && by_score) ? 16 : 32;
-    const uint32_t routing_warps = routing->logits != 0 ? num_tokens : 0; /* a warp a token, and those that find the maps */
-    uint32_t warps = moer_divide_up(pairs, 32);
-    if (routing->maps.expert_offsets != 0 && warps < moer_divide_up(layer->router.num_local_experts, 64) + 1) warps = moer_divide_up(layer->router.num_local_experts, 64) + 1;
-    if (warps > 8) warps = 8;
-    warps += routing_warps;
-    if (by_score && warps < moer_divide_up(num_tokens * experts, 32)) warps = moer_divide_up(num_tokens * experts, 32); /* and compute scores ahead */
+    /* As in route.cu: a warp a token and one for each 32 experts' maps; where scores are computed ahead, one for each 32 of them. */
+    const uint32_t experts = routing->logits != 0 ? layer->router.num_experts : 0, map_warps = moer_divide_up(layer->router.num_local_experts, 32);
+    const int by_score = experts != 0 && (layer->router.selection_bias != 0 || moer_drops_groups(layer->router.group_rule) || layer->router.score == MOE_ROUTE_SCORE_CUSTOM);
+    const uint32_t most_experts = experts > layer->router.num_local_experts ? experts : layer->router.num_local_experts;
+    const uint32_t max_warps = experts == 0 ? 32 : most_experts > 1024 ? 8 : most_experts > 512 ? 16 : most_experts > 256 || by_score ? 24 : 32;
+    const uint32_t max_routing = max_warps == 24 ? 16 : max_warps;
+    uint32_t warps = experts == 0 ? moer_divide_up(num_tokens * layer->router.top_k, 32) : num_tokens < max_routing ? num_tokens : max_routing;
+    if (experts != 0) warps += map_warps < 16 ? map_warps : 16;
+    else if (warps < map_warps) warps = map_warps;
+    if (by_score && warps < moer_divide_up(num_tokens * experts, 32)) warps = moer_divide_up(num_tokens * experts, 32);
     if (warps > max_warps) warps = max_warps;
     moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, warps * 32)->args.route, &layer->router, num_tokens, routing);
 }

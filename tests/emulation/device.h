@@ -75,6 +75,11 @@ EMULATION_INLINE u32 warp_shuffle_up(u32 v, u32 delta, EMULATION_PLACE) {
     return emulation->collective(EMULATION_SHUFFLE_UP, v, delta, file, line);
 }
 
+EMULATION_INLINE u32 warp_add(u32 v, EMULATION_PLACE) {
+    for (u32 mask = 16; mask; mask >>= 1) v += emulation->collective(EMULATION_SHUFFLE_XOR, v, mask, file, line);
+    return v;
+}
+
 /* ---- bits ---- */
 EMULATION_INLINE u32 and_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
 EMULATION_INLINE u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
@@ -216,6 +221,13 @@ struct emulation_reference {
         data[index.value] = (T)((u32)before + (u32)value);
         return before;
     }
+    EMULATION_MEMBER T or_atomically(T value) const {
+        static_assert((T)0.5f == 0 && sizeof(T) == 4, "shared_atomic_or is for u32");
+        emulation->shared_access(array, index.value, EMULATION_ATOMIC, index.file, index.line);
+        const T before = data[index.value];
+        data[index.value] = before | value;
+        return before;
+    }
 };
 
 struct emulation_int4 { int x, y, z, w; };
@@ -279,6 +291,7 @@ struct emulation_shared {
 #define shared_store_4(array, i, value) ((array).template store<4>(i, value))
 #define shared_load_matrices(array, i, d) ((array).load_matrices(i, d))
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
+#define shared_atomic_or(array, i, value) ((array)[i].or_atomically(value))
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */
 #define copy_async_16(array, i, p, size) ((array).copy_async(16, i, p, size))
