@@ -2,20 +2,21 @@
   route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the
   T * k <= 512 pairs by expert. With SELECT 0 the ids are given.
 
-  What takes time is the chain of things that wait for each other, not their number. So a warp routes a token (select.h), leaves in
-  shared memory which pairs chose which local expert, and only after the block's barrier computes and writes the weights, while the
-  other warps (the map warps; all, where each has tokens) find the maps from what lies there, without waiting for each other again.
-  A map warp has 32 experts, one a lane. The first row of a lane's expert is the number of rows of earlier warps' experts, kept beside the
-  masks, and of earlier lanes; then the lane writes its pairs, which are the bits of its expert's masks, in order.
+  What takes time is the chain of things that wait for each other, not their number. So a warp chooses the experts of a token (select.h)
+  and leaves in shared memory which pairs chose which local expert. Only after the block's barrier the first warps compute and write the
+  weights, of as many tokens as a warp has lanes for, while the others (the map warps; all, where each has tokens) find the maps from what
+  lies there, without waiting for each other again. A map warp has 32 experts, one a lane. The first row of a lane's expert is the number of
+  rows of earlier warps' experts, kept beside the masks, and of earlier lanes; then the lane writes its pairs, the bits of its expert's
+  masks, in order.
 
-  Masks take LOCAL_EXPERTS * MAX_PAIRS bits. Where that is too much, a byte for each 32 pairs counts how often they chose an expert, four in a
-  word; every map warp adds up all of them for itself, and takes the pairs 32 at a time.
+  Masks take LOCAL_EXPERTS * MAX_PAIRS bits. Where that is too much, a byte for each 32 pairs counts how often they chose an expert, four
+  in a word; every map warp adds up all of them for itself, and takes the pairs 32 at a time.
 
   Row r of a pair is the number of pairs that sort before it. Pairs whose expert isn't local have no row.
 
   Constants: E, K; with SELECT those of select.h; MAPS: 1 for what the layer's next kernels read, 2 for every output that isn't null;
   FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h; MAX_PAIRS, a multiple of 32, at most 512.
-  Threads: any multiple of 32 up to MAX_THREADS; map warps are those beyond one for each token.
+  Threads: any multiple of 32 up to MAX_THREADS.
 */
 #include "device.h"
 #include "args.h"
@@ -110,7 +111,8 @@ DEVICE void write_empty_row(const moer_route_args &a, u32 row) {
 
 /* Leaves a pair's local expert for the map warps. */
 template <class Table, class Warps, class Pairs>
-DEVICE void leave_pair(const moer_route_args &a, Table &table, Warps &warp_rows, Warps &warp_experts, Pairs &pair_expert, u32 p, u32 expert) {
+DEVICE void leave_pair(const moer_route_args &a, Table &table, Warps &warp_rows, Warps &warp_experts, Pairs &pair_expert, u32 p,
+                       u32 expert) {
 #if BY_MASKS
     if (expert == NOT_LOCAL) {
         write_no_row(a, p);
@@ -162,41 +164,46 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
     let_next_kernel_start();
 
 #if SELECT
-    const u32 routing_warps = warps < WARPS_ROUTING ? warps : WARPS_ROUTING, first_map_warp = a.num_tokens < routing_warps ? a.num_tokens : warps > routing_warps ? routing_warps : 0;
+    const u32 routing_warps = warps < WARPS_ROUTING ? warps : WARPS_ROUTING;
+    u32 first_map_warp = 0;
+    const u32 loaded_valid = load_valid_tokens(a.num_valid_tokens, a.num_tokens);
 #pragma unroll 1
     for (u32 first = 0; first == 0 || first < a.num_tokens; first += routing_warps) { /* all warps take as many turns */
-        const u32 token = first + warp;
-        const bool mine = warp < routing_warps && token < a.num_tokens, last = first + routing_warps >= a.num_tokens;
+        const u32 left = a.num_tokens - first, here = left < routing_warps ? left : routing_warps, token = first + warp;
+        const bool mine = warp < here;
         u32 key[EXPERTS_PER_LANE];
 #if AHEAD
-        const u32 left = a.num_tokens - first, units = (left < routing_warps ? left : routing_warps) * EXPERTS_PER_LANE;
         if (first) block_barrier(); /* the words of the tokens before are free */
-        score_ahead(a, first, units, warps, words);
+        score_ahead(a, first, here * EXPERTS_PER_LANE, warps, words);
         block_barrier(); /* also between the empty table and what comes into it */
 #else
         if (mine) load_keys(a, token, key);
-        if (first == 0) block_barrier(); /* the table is empty */
+        if (LEFT || first == 0) block_barrier(); /* the table is empty, the words of the tokens before are free */
 #endif
-        const bool valid = mine && token < valid_tokens(a.num_valid_tokens, a.num_tokens);
+        const u32 num_valid = loaded_valid_tokens(loaded_valid, a.num_tokens);
         selection chosen = {};
         if (mine) {
+            const bool valid = token < num_valid;
             if (valid) chosen = choose_experts<AHEAD>(a, token, key, words, warp * TOKEN_WORDS);
 #pragma unroll
             for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
                 const u32 slot = valid ? chosen.slot[s] : s * 32 + lane;
-                if (slot < K) leave_pair(a, table, warp_rows, warp_experts, pair_expert, token * K + slot, valid ? place_pair(a, chosen.id[s], token) : NOT_LOCAL);
+                if (slot >= K) continue;
+                const u32 expert = valid ? place_pair(a, chosen.id[s], token) : NOT_LOCAL;
+                leave_pair(a, table, warp_rows, warp_experts, pair_expert, token * K + slot, expert);
             }
         }
-        if (last) block_barrier();
-        else warp_barrier();
+        if (LEFT || first + routing_warps >= a.num_tokens) block_barrier();
         if (mine) {
-            if (valid) put_in_slots(words, warp * TOKEN_WORDS, chosen);
 #pragma unroll
             for (u32 s = 0; s < SLOTS_PER_LANE; s++)
-                if (valid && s * 32 + lane < K) add_load(a, chosen.id[s]);
-            write_token(a, token, valid, chosen);
+                if (token < num_valid && chosen.slot[s] < K) add_load(a, chosen.id[s]);
         }
+        const u32 done = warp * TOKENS_A_WARP;
+        if (done < here) write_tokens(a, first + done, here - done, num_valid, words, done * TOKEN_WORDS, TOKEN_WORDS, chosen);
+        first_map_warp = (here + TOKENS_A_WARP - 1) / TOKENS_A_WARP; /* those that have no tokens to write, if there are any */
     }
+    if (first_map_warp == warps) first_map_warp = 0;
 #else
     const u32 first_map_warp = 0, num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);
     block_barrier(); /* the table is empty */

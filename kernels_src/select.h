@@ -1,6 +1,6 @@
 /*
-  select.h: the router of one token by one warp: logits [E + S] -> the k best experts and their weights, and the weights of
-  the S shared experts. The formula is in moe_route.h, above moe_route_router. The maps don't belong here.
+  select.h: the router: a warp chooses the k best experts of a token by its logits [E + S], and then one warp or another computes their
+  weights and those of the S shared experts. The formula is in moe_route.h, above moe_route_router. The maps don't belong here.
 
   Constants: E, K, LOGITS and WEIGHTS (dtypes), SCORE, BIAS (selection bias given), WEIGHT, RENORMALIZE, and those below
   where they aren't 0; values as in moe_route.h.
@@ -58,16 +58,22 @@
 #define ORDER_BY_SCORE (BIAS || DROPS_GROUPS || SCORE == 5)
 #define NEEDS_SCORE_SCALE (SOFTMAX_SCORE && ((IDS == 0 && ORDER_BY_SCORE) || WEIGHT == 0))
 
-/* Not by counting: for more slots; for so few that rounds are shorter, measured on an H200; where a round depends on the one before. */
-#define IN_ROUNDS (K > 16 || K <= 2 || (K <= 4 && E <= 128) || SPARSE_MIXER || GROUP_RULE == 3)
+/* Not by counting: for more slots; for so few that rounds are shorter, as measured on an H200; where a round depends on the one before. */
+#define IN_ROUNDS (K > 16 || SLOTS > 32 || K <= 2 || (K <= 4 && E <= 128) || SPARSE_MIXER || GROUP_RULE == 3)
 /* Groups of lanes whose largest keys give the bound. */
 #define BOUND_GROUPS (K <= 10 ? 16 : 32)
 /* Candidates that a lane looks at together: usually all. */
 #define RANKED_TOGETHER (EXPERTS_PER_LANE == 1 ? 32 : K <= 4 ? 8 : 16)
-/* Words of shared memory for a warp: largest keys; candidates, two words each; slots likewise. */
+/* Chosen experts are left in shared memory, so that the weights of several tokens are one warp's work, SLOT_LANES lanes each. */
+#define LEFT (IDS == 0 && K <= 16 && SLOTS <= 32 && !SPARSE_MIXER)
+#define SLOT_LANES (!LEFT || SLOTS > 16 ? 32 : SLOTS > 8 ? 16 : SLOTS > 4 ? 8 : SLOTS > 2 ? 4 : SLOTS)
+#define TOKENS_A_WARP (32 / SLOT_LANES)
+
+/* Words of shared memory for a token: largest keys; candidates, two words each; slots, likewise; what the softmax needs to know. */
 #define CANDIDATES_AT 32u
-#define SLOTS_AT (CANDIDATES_AT + 64)
-#define SELECT_WORDS (IDS == 0 && !IN_ROUNDS ? SLOTS_AT + 32 : 4)
+#define SLOTS_AT (IN_ROUNDS ? 0u : CANDIDATES_AT + 64)
+#define SCALE_AT (SLOTS_AT + 32)
+#define SELECT_WORDS (LEFT ? SCALE_AT + 4 : 4)
 
 /* Where the order isn't that of logits, scores take more than all the rest; other warps may compute them ahead, 32 experts at a time,
    and the scores of groups of 32 with them. The words of a token are then its keys, which make room for those above, and its groups'. */
@@ -85,8 +91,8 @@ struct score_scale {
     float largest, sum;
 };
 
-/* Chosen experts. Slot j of the token is slot j / 32 of lane j % 32; but first, where the choice was made by counting, lanes have
-   experts of any slot, or none: K or more. */
+/* Chosen experts. Slot j of the token is slot j / 32 of lane j % 32; but after counting lanes have experts of any slot, or none:
+   K or more. */
 struct selection {
     u32 slot[SLOTS_PER_LANE];
     u32 id[SLOTS_PER_LANE];  /* out of range where a given id is */
@@ -135,12 +141,21 @@ DEVICE float warp_sum(float value) {
     return value;
 }
 
-/* The same where only lanes that hold slots have anything but 0; for these. */
+/* The sum over the slots of a token, and the largest of its keys, where lanes without a slot have 0. */
 DEVICE float slots_sum(float value) {
 #pragma unroll
     for (u32 mask = 16; mask; mask >>= 1)
         if (mask < SLOTS) value = f32_add(value, f32_from_bits(warp_shuffle_xor(f32_bits(value), mask)));
     return value;
+}
+DEVICE u32 slots_max(u32 key) {
+#pragma unroll
+    for (u32 mask = 16; mask && SLOT_LANES < 32; mask >>= 1)
+        if (mask < SLOT_LANES) {
+            const u32 other = warp_shuffle_xor(key, mask);
+            key = other > key ? other : key;
+        }
+    return SLOT_LANES < 32 ? key : warp_max(key);
 }
 
 /* The lowest id that has the warp's largest key; id i * 32 + lane is key i of a lane. */
@@ -413,9 +428,9 @@ DEVICE void load_keys(const moer_route_args &a, u32 token, u32 (&key)[EXPERTS_PE
     }
 }
 
-/* The experts of a token, and what their weights need; before the weights, put_in_slots follows. With SCORED the keys are in the token's
-   TOKEN_WORDS of shared memory, which begin at `at`, as score_ahead leaves them; otherwise `key` is what load_keys gave, and there are
-   SELECT_WORDS. */
+/* The experts of a token, and what their weights need, which is left in the token's words where LEFT says so; `at` is where they begin.
+   With SCORED the keys are there already, from score_ahead, and TOKEN_WORDS are needed; otherwise `key` is what load_keys gave, and
+   SELECT_WORDS are enough. */
 template <bool SCORED, class Words>
 DEVICE selection choose_experts(const moer_route_args &a, u32 token, u32 (&key)[EXPERTS_PER_LANE], Words &words, u32 at) {
     const u32 lane = lane_index();
@@ -460,8 +475,14 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, u32 (&key)[
     choose_in_rounds(a, key, chosen);
 #else
     if (!choose_by_counting(words, at, key, chosen)) choose_in_rounds(a, key, chosen);
+#endif
+#if LEFT
     const u32x2 expert = {{chosen.id[0], chosen.key[0]}};
     if (chosen.slot[0] < K) shared_store_2(words, at + SLOTS_AT + chosen.slot[0] * 2, expert);
+    if (NEEDS_SCORE_SCALE && lane == 0) {
+        words[at + SCALE_AT] = f32_bits(chosen.scale.largest);
+        words[at + SCALE_AT + 1] = f32_bits(chosen.scale.sum);
+    }
 #endif
 #else
 #if IDS == 1
@@ -478,37 +499,25 @@ DEVICE selection choose_experts(const moer_route_args &a, u32 token, u32 (&key)[
     return chosen;
 }
 
-/* Gives every lane the expert of its slot. After a barrier of at least the warp. */
-template <class Words>
-DEVICE void put_in_slots(Words &words, u32 at, selection &chosen) {
-#if IDS == 0 && !IN_ROUNDS
-    chosen.slot[0] = lane_index();
-    if (lane_index() < K) {
-        const auto expert = shared_load_2(words, at + SLOTS_AT + lane_index() * 2);
-        chosen.id[0] = (u32)expert.x;
-        chosen.key[0] = (u32)expert.y;
-    }
-#endif
-}
-
-/* The weights of a token's slots, those of shared experts after the others. */
-DEVICE void weigh_experts(const moer_route_args &a, u32 token, const selection &chosen, float (&weight)[SLOTS_PER_LANE]) {
-    const u32 lane = lane_index();
+/* The weights of the slots of tokens, those of shared experts after the others; of a `valid` token. */
+DEVICE void weigh_experts(const moer_route_args &a, u32 token, bool valid, const selection &chosen, float (&weight)[SLOTS_PER_LANE]) {
+    const u32 lane = lane_index(), first_slot = lane % SLOT_LANES;
     const u64 row = (u64)token * (E + SHARED_EXPERTS);
     /* Lanes without a slot, slots that hold an expert nobody could select, and given ids out of range count 0. */
     float x[SLOTS_PER_LANE];
     bool counts[SLOTS_PER_LANE];
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-        const u32 slot = s * 32 + lane;
-        counts[s] = slot < SLOTS && (slot >= K || (IDS == 0 ? chosen.key[s] > (DROPPED == 2 ? MOER_ZERO_KEY : MOER_LOWEST_KEY) : chosen.id[s] < E));
+        const u32 slot = s * 32 + first_slot;
+        const bool selectable = IDS == 0 ? chosen.key[s] > (DROPPED == 2 ? MOER_ZERO_KEY : MOER_LOWEST_KEY) : chosen.id[s] < E;
+        counts[s] = valid && slot < SLOTS && (slot >= K || selectable);
         if (IDS == 0 && !ORDER_BY_SCORE && slot < K) x[s] = counts[s] ? moer_key_value(chosen.key[s]) : 0.0f;
         else x[s] = counts[s] ? moer_key_value(logit_key(a, row, slot < K ? chosen.id[s] : E + slot - K)) : 0.0f;
     }
     if (WEIGHT == 1 || WEIGHT == 3) {
         float top, sum = 0.0f;
         if (WEIGHT == 1 && IDS == 0 && !ORDER_BY_SCORE && !SHARED_EXPERTS) { /* the first slot's, if it counts; otherwise none does */
-            top = f32_from_bits(warp_shuffle(f32_bits(x[0]), 0));
+            top = f32_from_bits(warp_shuffle(f32_bits(x[0]), lane - first_slot));
         } else {
             u32 largest = 0;
             if (WEIGHT == 3)
@@ -519,7 +528,7 @@ DEVICE void weigh_experts(const moer_route_args &a, u32 token, const selection &
                 const u32 k = counts[s] ? moer_order_key(x[s]) : 0;
                 largest = k > largest ? k : largest;
             }
-            top = moer_key_value(warp_max(largest));
+            top = moer_key_value(slots_max(largest));
         }
 #pragma unroll
         for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
@@ -555,7 +564,7 @@ DEVICE void weigh_experts(const moer_route_args &a, u32 token, const selection &
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
         float w = f32_mul(weight[s], a.scale);
-        const bool selected = counts[s] && s * 32 + lane < K;
+        const bool selected = counts[s] && s * 32 + first_slot < K;
 #if EXPERT_SCALE
         if (selected) w = f32_mul(w, a.expert_scale[chosen.id[s]]);
 #endif
@@ -564,24 +573,41 @@ DEVICE void weigh_experts(const moer_route_args &a, u32 token, const selection &
     }
 }
 
-/* Writes a token's ids and weights; `valid` is false for padding. */
-DEVICE void write_token(const moer_route_args &a, u32 token, bool valid, const selection &chosen) {
+/* Writes ids and weights of `num_tokens` tokens from `first_token` on, in the lanes of a warp; those of padding from `num_valid` on.
+   `at` is where the words of the first begin, `words_a_token` where those of the next do; or, where chosen experts aren't left there, it is
+   one token, and `chosen` its experts. */
+template <class Words>
+DEVICE void write_tokens(const moer_route_args &a, u32 first_token, u32 num_tokens, u32 num_valid, Words &words, u32 at, u32 words_a_token,
+                         selection chosen) {
+    const u32 lane = lane_index(), here = lane / SLOT_LANES, token = first_token + here, first_slot = lane % SLOT_LANES;
+    const bool exists = here < num_tokens, valid = exists && token < num_valid;
     float weight[SLOTS_PER_LANE];
-#pragma unroll
-    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-        const u32 slot = s * 32 + lane_index();
-        if (IDS != 1 && slot < K) a.ids[(u64)token * K + slot] = valid && (IDS == 0 || chosen.id[s] < E) ? (int)chosen.id[s] : -1;
-        weight[s] = 0.0f;
+#if LEFT
+    chosen.id[0] = chosen.key[0] = 0;
+    if (valid && first_slot < K) {
+        const auto expert = shared_load_2(words, at + here * words_a_token + SLOTS_AT + first_slot * 2);
+        chosen.id[0] = (u32)expert.x;
+        chosen.key[0] = (u32)expert.y;
     }
-    if (valid) weigh_experts(a, token, chosen, weight);
+    if (NEEDS_SCORE_SCALE && valid) {
+        chosen.scale.largest = f32_from_bits(words[at + here * words_a_token + SCALE_AT]);
+        chosen.scale.sum = f32_from_bits(words[at + here * words_a_token + SCALE_AT + 1]);
+    }
+#endif
 #pragma unroll
     for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
-        const u32 slot = s * 32 + lane_index();
-        if (slot < K) {
+        const u32 slot = s * 32 + first_slot;
+        if (IDS != 1 && exists && slot < K) a.ids[(u64)token * K + slot] = valid && (IDS == 0 || chosen.id[s] < E) ? (int)chosen.id[s] : -1;
+    }
+    weigh_experts(a, token, valid, chosen, weight);
+#pragma unroll
+    for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
+        const u32 slot = s * 32 + first_slot;
+        if (exists && slot < K) {
             if (a.weights) store_weight(a.weights, (u64)token * K + slot, weight[s]);
         }
 #if SHARED_EXPERTS
-        else if (slot < SLOTS && a.shared_weights) store_weight(a.shared_weights, (u64)token * SHARED_EXPERTS + slot - K, weight[s]);
+        else if (exists && slot < SLOTS && a.shared_weights) store_weight(a.shared_weights, (u64)token * SHARED_EXPERTS + slot - K, weight[s]);
 #endif
     }
 }
