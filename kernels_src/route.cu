@@ -5,9 +5,9 @@
   What takes time is the chain of things that wait for each other, not their number. So a warp chooses the experts of a token (select.h)
   and leaves in shared memory which pairs chose which local expert. Only after the block's barrier the first warps compute and write the
   weights, of as many tokens as a warp has lanes for, while the others (the map warps; all, where each has tokens) find the maps from what
-  lies there, without waiting for each other again. A map warp has 32 experts, one a lane. The first row of a lane's expert is the number of
-  rows of earlier warps' experts, kept beside the masks, and of earlier lanes; then the lane writes its pairs, the bits of its expert's
-  masks, in order.
+  lies there, without waiting for each other. A map warp has 32 experts, one a lane. The first row of a lane's expert is the number of
+  rows of earlier warps' experts, kept beside the masks, and of earlier lanes. Then the lane writes its pairs, the bits of its expert's
+  mask, in order; or, beyond 32 pairs, threads have pairs after another barrier, and count the bits before theirs.
 
   Masks take LOCAL_EXPERTS * MAX_PAIRS bits. Where that is too much, a byte for each 32 pairs counts how often they chose an expert, four
   in a word; every map warp adds up all of them for itself, and takes the pairs 32 at a time.
@@ -33,9 +33,9 @@
 #define NOT_LOCAL 0x7fffffff
 /* More experts a lane need more registers a thread, scores ahead more shared memory a token, and local experts a table. */
 #define MOST_EXPERTS (E > LOCAL_EXPERTS ? E : LOCAL_EXPERTS)
-#define MAX_THREADS (!SELECT ? 1024 : MOST_EXPERTS > 1024 ? 256 : MOST_EXPERTS > 512 ? 512 : MOST_EXPERTS > 256 || AHEAD ? 768 : 1024)
+#define MAX_THREADS (!SELECT ? 1024 : MOST_EXPERTS > 1024 ? 256 : MOST_EXPERTS > 512 ? 384 : MOST_EXPERTS > 256 ? 640 : AHEAD ? 768 : 1024)
 /* Warps that route, at most. */
-#define WARPS_ROUTING (MAX_THREADS == 768 ? 16 : MAX_THREADS / 32)
+#define WARPS_ROUTING (MAX_THREADS == 640 || MAX_THREADS == 768 ? 16 : MAX_THREADS / 32)
 #define ROUTING_WARPS (WARPS_ROUTING < MAX_PAIRS / K ? WARPS_ROUTING : MAX_PAIRS / K)
 
 /* By masks: word w * MASKS + e of the table has a bit for each of the pairs 32 w to 32 w + 31 that chose expert e. */
@@ -113,6 +113,7 @@ DEVICE void write_empty_row(const moer_route_args &a, u32 row) {
 template <class Table, class Warps, class Pairs>
 DEVICE void leave_pair(const moer_route_args &a, Table &table, Warps &warp_rows, Warps &warp_experts, Pairs &pair_expert, u32 p,
                        u32 expert) {
+    pair_expert[p] = expert;
 #if BY_MASKS
     if (expert == NOT_LOCAL) {
         write_no_row(a, p);
@@ -122,7 +123,6 @@ DEVICE void leave_pair(const moer_route_args &a, Table &table, Warps &warp_rows,
     shared_atomic_or(warp_experts, expert / 32, 1u << expert % 32);
     shared_atomic_add(warp_rows, expert / 32, 1);
 #else
-    pair_expert[p] = expert;
     if (expert != NOT_LOCAL) shared_atomic_add(table, p / 128 * TABLE_PART + place(expert), 1u << p % 128 / 32 * 8);
 #endif
 }
@@ -146,10 +146,13 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
     SHARED(u32, table, TABLE_WORDS);
     SHARED(u32, warp_rows, EXPERT_WARPS);    /* of each 32 experts, how many pairs chose them, */
     SHARED(u32, warp_experts, EXPERT_WARPS); /* and which were chosen, as bits */
-    SHARED(u32, pair_expert, BY_MASKS ? 1 : MAX_PAIRS); /* local expert of each pair, or NOT_LOCAL */
+    SHARED(u32, pair_expert, MAX_PAIRS);     /* local expert of each pair, or NOT_LOCAL */
+#if BY_MASKS
+    SHARED(u32, expert_start, MASKS); /* tally before each expert */
+#endif
     SHARED(u32, words, ROUTING_WARPS * TOKEN_WORDS);
 #if MAPS == 2
-    SHARED(u32, pair_place, MAX_PAIRS);     /* tally before the pair's expert, plus its row among those; or NOT_LOCAL */
+    SHARED(u32, pair_place, MAX_PAIRS);     /* where there is a row: tally before the pair's expert, plus the row among those of the expert */
     SHARED(u32, first_row, MAX_PAIRS + 1);  /* of each distinct expert, then R */
     SHARED(u32, distinct_expert, MAX_PAIRS);
     SHARED(u32, aligned_start, MAX_PAIRS + 1);
@@ -157,16 +160,20 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
 #endif
     const u32 thread = thread_index(), lane = lane_index(), warp = warp_index(), warps = block_threads() / 32, below = (1u << lane) - 1;
     const u32 num_pairs = a.num_tokens * K, pair_words = (num_pairs + 31) / 32;
-    for (u32 i = thread; i < (BY_MASKS ? MASKS * (pair_words ? pair_words : 1) : TABLE_WORDS); i += warps * 32) table[i] = 0;
-    for (u32 i = thread; i < EXPERT_WARPS; i += warps * 32) warp_rows[i] = warp_experts[i] = 0;
-    LEAVE(for (u32 p = thread; p < num_pairs; p += warps * 32) pair_place[p] = NOT_LOCAL);
+    /* Warps that route have something to wait for first, if there are others. */
+    const u32 busy_warps = SELECT && a.num_tokens < warps ? a.num_tokens : 0;
+    if (warp >= busy_warps) {
+        const u32 words_used = BY_MASKS ? MASKS * (pair_words ? pair_words : 1) : TABLE_WORDS, step = (warps - busy_warps) * 32;
+        for (u32 i = thread - busy_warps * 32; i < words_used; i += step) table[i] = 0;
+        for (u32 i = thread - busy_warps * 32; i < EXPERT_WARPS; i += step) warp_rows[i] = warp_experts[i] = 0;
+    }
     wait_for_previous_kernels();
     let_next_kernel_start();
 
 #if SELECT
     const u32 routing_warps = warps < WARPS_ROUTING ? warps : WARPS_ROUTING;
     u32 first_map_warp = 0;
-    const u32 loaded_valid = load_valid_tokens(a.num_valid_tokens, a.num_tokens);
+    const int num_valid = load_valid_tokens(a.num_valid_tokens, a.num_tokens);
 #pragma unroll 1
     for (u32 first = 0; first == 0 || first < a.num_tokens; first += routing_warps) { /* all warps take as many turns */
         const u32 left = a.num_tokens - first, here = left < routing_warps ? left : routing_warps, token = first + warp;
@@ -180,10 +187,9 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
         if (mine) load_keys(a, token, key);
         if (LEFT || first == 0) block_barrier(); /* the table is empty, the words of the tokens before are free */
 #endif
-        const u32 num_valid = loaded_valid_tokens(loaded_valid, a.num_tokens);
         selection chosen = {};
         if (mine) {
-            const bool valid = token < num_valid;
+            const bool valid = (int)token < num_valid;
             if (valid) chosen = choose_experts<AHEAD>(a, token, key, words, warp * TOKEN_WORDS);
 #pragma unroll
             for (u32 s = 0; s < SLOTS_PER_LANE; s++) {
@@ -197,7 +203,7 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
         if (mine) {
 #pragma unroll
             for (u32 s = 0; s < SLOTS_PER_LANE; s++)
-                if (token < num_valid && chosen.slot[s] < K) add_load(a, chosen.id[s]);
+                if ((int)token < num_valid && chosen.slot[s] < K) add_load(a, chosen.id[s]);
         }
         const u32 done = warp * TOKENS_A_WARP;
         if (done < here) write_tokens(a, first + done, here - done, num_valid, words, done * TOKEN_WORDS, TOKEN_WORDS, chosen);
@@ -248,19 +254,20 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
 #if MAPS == 2
             if (a.maps.expert_offsets && e < LOCAL_EXPERTS) a.maps.expert_offsets[e] = (int)row;
 #endif
+            if (pair_words > 1) expert_start[e] = d << 16 | row;
             if (count) {
                 write_distinct(a, d, e, row);
                 LEAVE(first_row[d] = row);
                 LEAVE(distinct_expert[d] = e);
+            }
+            if (pair_words == 1) {
 #pragma unroll 1
-                for (u32 i = 0; i < pair_words; i++)
-#pragma unroll 1
-                    for (u32 left = i == 0 ? first_mask : table[i * MASKS + e]; left; left &= left - 1) {
-                        const u32 p = i * 32 + popcount(~left & (left - 1)); /* the lowest bit */
-                        write_row(a, p, row, e);
-                        LEAVE(pair_place[p] = d << 16 | row);
-                        row++;
-                    }
+                for (u32 left = first_mask; left; left &= left - 1) {
+                    const u32 p = popcount(~left & (left - 1)); /* the lowest bit */
+                    write_row(a, p, row, e);
+                    LEAVE(pair_place[p] = d << 16 | row);
+                    row++;
+                }
             }
         }
 #else
@@ -330,6 +337,21 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
         }
     }
 
+#if BY_MASKS
+    if (pair_words > 1) { /* a thread a pair */
+        block_barrier();
+        for (u32 p = thread; p < num_pairs; p += warps * 32) {
+            const u32 e = pair_expert[p], word = p / 32;
+            if (e == NOT_LOCAL) continue;
+            u32 place = expert_start[e] + popcount(table[word * MASKS + e] & below);
+#pragma unroll 4
+            for (u32 i = 0; i < word; i++) place += popcount(table[i * MASKS + e]);
+            write_row(a, p, rows_of(place), e);
+            LEAVE(pair_place[p] = place);
+        }
+    }
+#endif
+
 #if MAPS == 2
     if (a.maps.block_size) {
         const u32 block = a.maps.block_size;
@@ -357,7 +379,7 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
         if (thread == 0 && a.maps.aligned_rows) a.maps.aligned_rows[0] = (int)aligned_rows;
         if (a.maps.aligned_row_to_pair)
             for (u32 p = thread; p < num_pairs; p += warps * 32)
-                if (pair_place[p] != NOT_LOCAL) {
+                if (pair_expert[p] != NOT_LOCAL) {
                     const u32 d = distinct_of(pair_place[p]);
                     a.maps.aligned_row_to_pair[aligned_start[d] + rows_of(pair_place[p]) - first_row[d]] = (int)p;
                 }

@@ -63,7 +63,7 @@
 /* Groups of lanes whose largest keys give the bound. */
 #define BOUND_GROUPS (K <= 10 ? 16 : 32)
 /* Candidates that a lane looks at together: usually all. */
-#define RANKED_TOGETHER (EXPERTS_PER_LANE == 1 ? 32 : K <= 4 ? 8 : 16)
+#define RANKED_TOGETHER (EXPERTS_PER_LANE == 1 ? 32 : K <= 4 || E > 512 ? 8 : 16)
 /* Chosen experts are left in shared memory, so that the weights of several tokens are one warp's work, SLOT_LANES lanes each. */
 #define LEFT (IDS == 0 && K <= 16 && SLOTS <= 32 && !SPARSE_MIXER)
 #define SLOT_LANES (!LEFT || SLOTS > 16 ? 32 : SLOTS > 8 ? 16 : SLOTS > 4 ? 8 : SLOTS > 2 ? 4 : SLOTS)
@@ -577,10 +577,10 @@ DEVICE void weigh_experts(const moer_route_args &a, u32 token, bool valid, const
    `at` is where the words of the first begin, `words_a_token` where those of the next do; or, where chosen experts aren't left there, it is
    one token, and `chosen` its experts. */
 template <class Words>
-DEVICE void write_tokens(const moer_route_args &a, u32 first_token, u32 num_tokens, u32 num_valid, Words &words, u32 at, u32 words_a_token,
+DEVICE void write_tokens(const moer_route_args &a, u32 first_token, u32 num_tokens, int num_valid, Words &words, u32 at, u32 words_a_token,
                          selection chosen) {
     const u32 lane = lane_index(), here = lane / SLOT_LANES, token = first_token + here, first_slot = lane % SLOT_LANES;
-    const bool exists = here < num_tokens, valid = exists && token < num_valid;
+    const bool exists = here < num_tokens, valid = exists && (int)token < num_valid;
     float weight[SLOTS_PER_LANE];
 #if LEFT
     chosen.id[0] = chosen.key[0] = 0;

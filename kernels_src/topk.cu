@@ -16,12 +16,12 @@ KERNEL(moe_route_topk, WARPS * 32, moer_route_args) {
     let_next_kernel_start();
     const u32 warp = warp_index(), first = block_index_x() * WARPS, token = first + warp;
     const u32 here = a.num_tokens - first < WARPS ? a.num_tokens - first : WARPS; /* tokens of the block */
-    u32 key[EXPERTS_PER_LANE], num_valid = 0;
+    u32 key[EXPERTS_PER_LANE];
+    const int num_valid = load_valid_tokens(a.num_valid_tokens, a.num_tokens);
     selection chosen = {};
     if (warp < here) {
         load_keys(a, token, key);
-        num_valid = valid_tokens(a.num_valid_tokens, a.num_tokens);
-        if (token < num_valid) chosen = choose_experts<false>(a, token, key, words, warp * SELECT_WORDS);
+        if ((int)token < num_valid) chosen = choose_experts<false>(a, token, key, words, warp * SELECT_WORDS);
     }
 #if LEFT
     block_barrier();

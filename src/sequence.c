@@ -52,13 +52,13 @@ static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_l
     const int packed = router->ids == MOE_ROUTE_IDS_SELECTED && router->score != MOE_ROUTE_SCORE_SPARSE_MIXER && slots <= 16;
     const int by_score = experts != 0 && (router->selection_bias != 0 || moer_drops_groups(router->group_rule) || router->score == MOE_ROUTE_SCORE_CUSTOM);
     const uint32_t most_experts = experts > num_local ? experts : num_local;
-    const uint32_t max_warps = experts == 0 ? 32 : most_experts > 1024 ? 8 : most_experts > 512 ? 16 : most_experts > 256 || by_score ? 24 : 32;
-    const uint32_t max_routing = max_warps == 24 ? 16 : max_warps, routing_warps = experts == 0 ? 0 : num_tokens < max_routing ? num_tokens : max_routing;
+    const uint32_t max_warps = experts == 0 ? 32 : most_experts > 1024 ? 8 : most_experts > 512 ? 12 : most_experts > 256 ? 20 : by_score ? 24 : 32;
+    const uint32_t max_routing = max_warps > 16 && max_warps < 32 ? 16 : max_warps, routing_warps = experts == 0 ? 0 : num_tokens < max_routing ? num_tokens : max_routing;
     const uint32_t map_warps = num_local > 512 ? 16 : moer_divide_up(num_local, 32);
     uint32_t lanes = packed ? 1 : 32, warps;
     while (lanes < slots && lanes < 32) lanes *= 2;
     warps = moer_divide_up(routing_warps * lanes, 32) + map_warps;
-    if (warps < routing_warps) warps = routing_warps;
+    if (warps < routing_warps + 2) warps = routing_warps + 2; /* that empty the table meanwhile */
     if (experts == 0 && warps < moer_divide_up(num_tokens * router->top_k, 32)) warps = moer_divide_up(num_tokens * router->top_k, 32);
     if (by_score && warps < moer_divide_up(num_tokens * experts, 32)) warps = moer_divide_up(num_tokens * experts, 32);
     if (warps > max_warps) warps = max_warps;
