@@ -70,6 +70,7 @@ DEVICE void let_next_kernel_start() {
 /* ---- warp collectives: all 32 lanes take part ---- */
 DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
 DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
+DEVICE u32 warp_add(u32 v) { return __reduce_add_sync(0xffffffffu, v); }
 DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
 DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }
 DEVICE u32 warp_shuffle(u32 v, u32 lane) { return __shfl_sync(0xffffffffu, v, (int)lane); }
@@ -85,6 +86,17 @@ DEVICE u32 and_or(u32 a, u32 mask, u32 bits) { u32 d; asm("lop3.b32 %0, %1, %2, 
 /* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */
 DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 
+/* count + (a > b) for a given ~b, by the carry of a sum: half of what a comparison and its use take. */
+DEVICE u32 count_above(u32 count, u32 a, u32 not_b) {
+    asm("{ .reg .u32 t; add.cc.u32 t, %1, %2; addc.u32 %0, %0, 0; }" : "+r"(count) : "r"(a), "r"(not_b));
+    return count;
+}
+/* The same for numbers of two words. */
+DEVICE u32 count_above_2(u32 count, u32 a_high, u32 a_low, u32 not_b_high, u32 not_b_low) {
+    asm("{ .reg .u32 t; add.cc.u32 t, %2, %4; addc.cc.u32 t, %1, %3; addc.u32 %0, %0, 0; }" : "+r"(count) : "r"(a_high), "r"(a_low), "r"(not_b_high), "r"(not_b_low));
+    return count;
+}
+
 /* ---- exact single operations ---- */
 DEVICE float f32_add(float a, float b) { return __fadd_rn(a, b); }
 DEVICE float f32_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -92,6 +104,10 @@ DEVICE float f32_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float f32_div(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float f32_sqrt(float a) { return __fsqrt_rn(a); }
 DEVICE float f32_reciprocal(float a) { return __frcp_rn(a); } /* the bits of f32_div(1, a), in fewer instructions */
+
+/* The larger and the smaller; b where a is NaN. */
+DEVICE float f32_max(float a, float b) { return fmaxf(a, b); }
+DEVICE float f32_min(float a, float b) { return fminf(a, b); }
 
 /* ---- 16-bit floats ---- */
 DEVICE float f16_to_f32(u16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
@@ -188,6 +204,8 @@ DEVICE void shared_load_matrices_from(const u32 *shared, u32 (&d)[4]) {
 }
 /* Adds to element i of a SHARED int or u32 array, and returns what was there before. Orders nothing else. */
 #define shared_atomic_add(array, i, v) atomicAdd(&(array)[i], v)
+/* Sets bits of element i of a SHARED u32 array, likewise. */
+#define shared_atomic_or(array, i, v) atomicOr(&(array)[i], v)
 
 /* ---- copies from global to shared memory that go on while the thread does ----
    A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread

@@ -11,6 +11,8 @@
 #define MOER_DIV(a, b) ((a) / (b))
 #define MOER_SQRT(a) sqrtf(a)
 #define MOER_RECIPROCAL(a) (1.0f / (a))
+#define MOER_MAX(a, b) ((a) > (b) ? (a) : (b)) /* b where a is NaN */
+#define MOER_MIN(a, b) ((a) < (b) ? (a) : (b))
 static unsigned int moer_f32_bits(float f) { unsigned int u; memcpy(&u, &f, sizeof u); return u; }
 static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof f); return f; }
 #else
@@ -21,6 +23,8 @@ static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof
 #define MOER_DIV(a, b) f32_div(a, b)
 #define MOER_SQRT(a) f32_sqrt(a)
 #define MOER_RECIPROCAL(a) f32_reciprocal(a)
+#define MOER_MAX(a, b) f32_max(a, b)
+#define MOER_MIN(a, b) f32_min(a, b)
 #define moer_f32_bits f32_bits
 #define moer_f32_from_bits f32_from_bits
 #endif
@@ -32,12 +36,17 @@ static float moer_f32_from_bits(unsigned int u) { float f; memcpy(&f, &u, sizeof
 #define MOER_ZERO_KEY 0x80000000u /* moer_order_key(0) */
 #define MOER_LOWEST_KEY 0x007fffffu /* moer_order_key(-inf) */
 
-/* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. */
+/* A number that orders as the float does, with NaN as -inf and -0 as +0. No float gives 0. The host looks at bits, so that a program
+   compiled for fast rather than IEEE arithmetic selects alike. */
 MOER_SCORE unsigned int moer_order_key(float value) {
+#ifdef MOER_HOST
     unsigned int bits = moer_f32_bits(value);
     if ((bits & 0x7fffffffu) > MOER_INFINITY_BITS) return MOER_LOWEST_KEY;
     if (bits == 0x80000000u) bits = 0;
-    return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+#else
+    const unsigned int bits = moer_f32_bits(MOER_ADD(MOER_MAX(value, moer_f32_from_bits(0x80000000u | MOER_INFINITY_BITS)), 0.0f));
+#endif
+    return bits ^ ((0u - (bits >> 31)) | 0x80000000u);
 }
 
 MOER_SCORE float moer_key_value(unsigned int key) {
@@ -45,24 +54,30 @@ MOER_SCORE float moer_key_value(unsigned int key) {
 }
 
 /* e^x within 1.3 units of 2^-24, 0 for -inf, +inf from 88.73 on. NaN isn't expected.
-   x = n ln2 + r; e^r = 1 + r + r^2 q(r), q fitted for the least relative error on |r| <= ln2 / 2. */
+   x = n ln2 + r; e^r = 1 + r + r^2 q(r), q fitted for the least relative error on |r| <= ln2 / 2. No branch: at the limits of x the two
+   factors give 0 and +inf by themselves. */
 MOER_SCORE float moer_exp(float x) {
-    float r, q;
-    int n, half;
-    if (x > 88.8f) return moer_f32_from_bits(MOER_INFINITY_BITS);
-    if (x < -104.0f) return 0.0f;
-    n = (int)MOER_FMA(x, 1.44269504f, x < 0.0f ? -0.5f : 0.5f);
-    r = MOER_FMA((float)-n, 0.693359375f, x);
-    r = MOER_FMA((float)-n, -2.12194440e-4f, r);
+    float r, q, n;
+    unsigned int exponents;
+    x = MOER_MIN(MOER_MAX(x, -104.0f), 89.0f);
+    r = MOER_FMA(x, 1.44269504f, 12582912.0f); /* 1.5 * 2^23: what is left of a fraction is rounded to an integer, in the low bits */
+    exponents = moer_f32_bits(r) - (0x4b400000u - 254u); /* n + 2 * 127 */
+#ifdef MOER_HOST
+    n = (float)((int)exponents - 254); /* the same, also where a compiler may reorder sums */
+#else
+    n = MOER_ADD(r, -12582912.0f);
+#endif
+    r = MOER_FMA(-n, 0.693359375f, x);
+    r = MOER_FMA(-n, -2.12194440e-4f, r);
     q = MOER_FMA(1.38145371e-3f, r, 8.36874545e-3f);
     q = MOER_FMA(q, r, 4.16683927e-2f);
     q = MOER_FMA(q, r, 1.66665211e-1f);
     q = MOER_FMA(q, r, 4.99999940e-1f);
     q = MOER_FMA(q, r, 1.0f);
     q = MOER_FMA(q, r, 1.0f);
-    half = n / 2; /* two factors: 2^n itself may be no normal float */
-    q = MOER_MUL(q, moer_f32_from_bits((unsigned int)(half + 127) << 23));
-    return MOER_MUL(q, moer_f32_from_bits((unsigned int)(n - half + 127) << 23));
+    /* two factors: 2^n itself may be no normal float */
+    q = MOER_MUL(q, moer_f32_from_bits((exponents >> 1) << 23));
+    return MOER_MUL(q, moer_f32_from_bits((exponents - (exponents >> 1)) << 23));
 }
 
 MOER_SCORE float moer_sigmoid(float x) {
@@ -108,9 +123,10 @@ MOER_SCORE float moer_softcap(float x, float cap) { return MOER_MUL(cap, moer_ta
 /* exp(x - largest), the numerator of a softmax. Defined where the plain difference is NaN: values equal to an infinite
    largest count 1, and -inf always counts 0. */
 MOER_SCORE float moer_softmax_term(float x, float largest) {
-    if (moer_f32_bits(x) == (0x80000000u | MOER_INFINITY_BITS)) return 0.0f;
-    if (x == largest) return 1.0f;
-    return moer_exp(MOER_ADD(x, -largest));
+    float distance = MOER_ADD(x, -largest);
+    if (x == largest) distance = 0.0f;
+    if (moer_f32_bits(x) == (0x80000000u | MOER_INFINITY_BITS)) distance = -104.0f;
+    return moer_exp(distance);
 }
 
 /* The same among experts that SparseMixer keeps beside the largest; others count 0. Where the quotient is NaN (0 / 0, or an

@@ -45,13 +45,24 @@ static void moer_sequence_topk(moer_sequence *sequence, const moe_route_layer *l
 }
 
 static void moer_sequence_small_route(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, uint32_t num_tokens, const moer_routing *routing) {
-    const uint32_t max_threads = routing->logits != 0 && layer->router.num_experts > 1024 ? 256 : 512;
-    uint32_t threads = moer_divide_up(num_tokens * layer->router.top_k, 32) * 32;
-    if (threads < num_tokens * 32) threads = num_tokens * 32; /* a warp a token */
-    if (routing->maps.expert_offsets != 0 && threads < layer->router.num_local_experts) threads = moer_divide_up(layer->router.num_local_experts, 32) * 32;
-    if (threads < 32) threads = 32;
-    if (threads > max_threads) threads = max_threads;
-    moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, threads)->args.route, &layer->router, num_tokens, routing);
+    /* As in route.cu: a warp chooses a token's experts, all compute scores ahead, 32 at a time; then a warp weighs as many tokens as its lanes
+       have slots for, or one, while others find the maps, 32 experts each. */
+    const moer_router *router = &layer->router;
+    const uint32_t experts = routing->logits != 0 ? router->num_experts : 0, num_local = router->num_local_experts, slots = router->top_k + router->num_shared_experts;
+    const int packed = router->ids == MOE_ROUTE_IDS_SELECTED && router->score != MOE_ROUTE_SCORE_SPARSE_MIXER && slots <= 16;
+    const int by_score = experts != 0 && (router->selection_bias != 0 || moer_drops_groups(router->group_rule) || router->score == MOE_ROUTE_SCORE_CUSTOM);
+    const uint32_t most_experts = experts > num_local ? experts : num_local;
+    const uint32_t max_warps = experts == 0 ? 32 : most_experts > 1024 ? 8 : most_experts > 512 ? 12 : most_experts > 256 ? 20 : by_score ? 24 : 32;
+    const uint32_t max_routing = max_warps > 16 && max_warps < 32 ? 16 : max_warps, routing_warps = experts == 0 ? 0 : num_tokens < max_routing ? num_tokens : max_routing;
+    const uint32_t map_warps = num_local > 512 ? 16 : moer_divide_up(num_local, 32);
+    uint32_t lanes = packed ? 1 : 32, warps;
+    while (lanes < slots && lanes < 32) lanes *= 2;
+    warps = moer_divide_up(routing_warps * lanes, 32) + map_warps;
+    if (warps < routing_warps + 2) warps = routing_warps + 2; /* that empty the table meanwhile */
+    if (experts == 0 && warps < moer_divide_up(num_tokens * router->top_k, 32)) warps = moer_divide_up(num_tokens * router->top_k, 32);
+    if (by_score && warps < moer_divide_up(num_tokens * experts, 32)) warps = moer_divide_up(num_tokens * experts, 32);
+    if (warps > max_warps) warps = max_warps;
+    moer_fill_route(&moer_sequence_add(sequence, variant, 0, 1, 1, warps * 32)->args.route, &layer->router, num_tokens, routing);
 }
 
 static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_layer *layer, uint32_t num_tokens, const moer_routing *routing,

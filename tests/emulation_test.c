@@ -208,7 +208,7 @@ static const char *test_device_conversions(void) {
 /* ---- collectives, fragments, shared memory ---- */
 static const char *test_collectives(void) {
     void *function = sample("collectives");
-    uint32_t in[64], out[9 * 64];
+    uint32_t in[64], out[12 * 64];
     struct {
         address in, out;
     } arguments = {device_alloc(sizeof in), device_alloc(sizeof out)};
@@ -220,16 +220,19 @@ static const char *test_collectives(void) {
         for (unsigned i = 0; i < 64; i++) {
             const uint32_t *warp = in + i / 32 * 32;
             const unsigned lane = i % 32;
-            uint32_t expected[9] = {0, 0xffffffffu, 0, 0, warp[(lane * 7 + 3) % 32], warp[lane ^ 5], lane < 3 ? warp[lane] : warp[lane - 3], 0, 0};
+            uint32_t expected[12] = {0, 0xffffffffu, 0, 0, warp[(lane * 7 + 3) % 32], warp[lane ^ 5], lane < 3 ? warp[lane] : warp[lane - 3], 0, 0, 0, 0, 0};
             for (unsigned j = 0; j < 32; j++) {
                 if (warp[j] > expected[0]) expected[0] = warp[j];
                 if (warp[j] < expected[1]) expected[1] = warp[j];
                 expected[2] |= (warp[j] & 1u) << j;
                 expected[3] |= (uint32_t)((warp[j] & 3) == (in[i] & 3)) << j;
                 expected[7] += in[i] >> j & 1;
+                expected[9] += warp[j];
             }
             expected[8] = (in[i] & 0xffu) | 0x07u << 8 | (in[i] >> 8 & 0xffu) << 16 | 0x06u << 24;
-            for (unsigned c = 0; c < 9; c++)
+            expected[10] = (in[i] > 0x80000000u ? 8u : 7u) << 16 | 7u;
+            expected[11] = (in[i] & 1 && in[i] != 0 ? 8u : 7u) << 16 | 7u;
+            for (unsigned c = 0; c < 12; c++)
                 if (out[c * 64 + i] != expected[c]) return text("result %u of thread %u is %08x, not %08x", c, i, out[c * 64 + i], expected[c]);
         }
     }
@@ -326,17 +329,19 @@ static const char *test_named_barriers(void) {
 static const char *test_atomics(void) {
     void *function = sample("atomics");
     long long count;
-    int out[192];
+    int out[192], bits[6];
     struct {
-        address count, out;
-    } arguments = {device_alloc(sizeof count), device_alloc(sizeof out)};
+        address count, out, bits;
+    } arguments = {device_alloc(sizeof count), device_alloc(sizeof out), device_alloc(sizeof bits)};
     for (unsigned long long seed = 1; seed <= 20; seed++) {
         int taken[192] = {0};
         moer_emulation_set_seed(seed);
         cuMemsetD8_v2(arguments.count, 0, sizeof count);
         if (launch(function, 3, 64, &arguments, NULL, 0) || cuMemcpyDtoH_v2(out, arguments.out, sizeof out) ||
-            cuMemcpyDtoH_v2(&count, arguments.count, sizeof count))
+            cuMemcpyDtoH_v2(&count, arguments.count, sizeof count) || cuMemcpyDtoH_v2(bits, arguments.bits, sizeof bits))
             return text("seed %llu: launch failed: %s", seed, moer_emulation_last_error());
+        for (int i = 0; i < 6; i++)
+            if (bits[i] != 0x55555555) return text("seed %llu: bits[%d] are %08x", seed, i, (unsigned)bits[i]);
         if (count != 192 * (3ll << 31)) return text("seed %llu: the count is %lld", seed, count);
         for (int i = 0; i < 192; i++) {
             const int number = out[i];
@@ -345,6 +350,7 @@ static const char *test_atomics(void) {
     }
     cuMemFree_v2(arguments.count);
     cuMemFree_v2(arguments.out);
+    cuMemFree_v2(arguments.bits);
     return NULL;
 }
 

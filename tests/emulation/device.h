@@ -75,11 +75,20 @@ EMULATION_INLINE u32 warp_shuffle_up(u32 v, u32 delta, EMULATION_PLACE) {
     return emulation->collective(EMULATION_SHUFFLE_UP, v, delta, file, line);
 }
 
+EMULATION_INLINE u32 warp_add(u32 v, EMULATION_PLACE) {
+    for (u32 mask = 16; mask; mask >>= 1) v += emulation->collective(EMULATION_SHUFFLE_XOR, v, mask, file, line);
+    return v;
+}
+
 /* ---- bits ---- */
 EMULATION_INLINE u32 and_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
 EMULATION_INLINE u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
 EMULATION_INLINE u32 f32_bits(float f) { return emulation_bits(f); }
 EMULATION_INLINE float f32_from_bits(u32 u) { return emulation_float(u); }
+EMULATION_INLINE u32 count_above(u32 count, u32 a, u32 not_b) { return count + (a > ~not_b); }
+EMULATION_INLINE u32 count_above_2(u32 count, u32 a_high, u32 a_low, u32 not_b_high, u32 not_b_low) {
+    return count + (((u64)a_high << 32 | a_low) > ~((u64)not_b_high << 32 | not_b_low));
+}
 DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) {
     const u64 bytes = (u64)b << 32 | a;
     u32 result = 0;
@@ -92,6 +101,8 @@ EMULATION_INLINE float f32_add(float a, float b) { return a + b; }
 EMULATION_INLINE float f32_mul(float a, float b) { return a * b; }
 EMULATION_INLINE float f32_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 EMULATION_INLINE float f32_div(float a, float b) { return a / b; }
+EMULATION_INLINE float f32_max(float a, float b) { return a > b ? a : b; }
+EMULATION_INLINE float f32_min(float a, float b) { return a < b ? a : b; }
 EMULATION_INLINE float f32_sqrt(float a) { return __builtin_sqrtf(a); }
 EMULATION_INLINE float f32_reciprocal(float a) { return 1.0f / a; }
 
@@ -210,6 +221,13 @@ struct emulation_reference {
         data[index.value] = (T)((u32)before + (u32)value);
         return before;
     }
+    EMULATION_MEMBER T or_atomically(T value) const {
+        static_assert((T)0.5f == 0 && sizeof(T) == 4, "shared_atomic_or is for u32");
+        emulation->shared_access(array, index.value, EMULATION_ATOMIC, index.file, index.line);
+        const T before = data[index.value];
+        data[index.value] = before | value;
+        return before;
+    }
 };
 
 struct emulation_int4 { int x, y, z, w; };
@@ -273,6 +291,7 @@ struct emulation_shared {
 #define shared_store_4(array, i, value) ((array).template store<4>(i, value))
 #define shared_load_matrices(array, i, d) ((array).load_matrices(i, d))
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
+#define shared_atomic_or(array, i, value) ((array)[i].or_atomically(value))
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */
 #define copy_async_16(array, i, p, size) ((array).copy_async(16, i, p, size))
