@@ -4381,7 +4381,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "/* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50\n"
     "   words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. */\n"
     "DEVICE constexpr u32 stream_words(int how) { return (STREAM_COPIES \? 0 : 2 * CHUNK_WORDS) + (how == X_LOADED \? LANE_VALUES / 2 : 0); }\n"
-    "DEVICE constexpr u32 stream_room(int how, u32 parts) { return how == X_HELD \? 62 - held_words(parts) : 52; }\n"
+    "DEVICE constexpr u32 stream_room(int how, u32 parts) { return how == X_HELD \? 62 - held_words(parts) : SUBS == 4 \? 40 : 52; }\n"
     "constexpr u32 STREAM_LIMIT = STREAM_COPIES && STEP_SCALE_WORDS == 2 \? 3 : 4;\n"
     "DEVICE constexpr u32 stream_most(int how, u32 parts) {\n"
     "    return stream_words(how) == 0 || stream_room(how, parts) >= STREAM_LIMIT * stream_words(how) \? STREAM_LIMIT\n"
@@ -4414,8 +4414,8 @@ static const char *const moer_source_12[] = { /* stream.h */
     "/* Into place d of the stream: a warp's step `index` of some rows. A place is a group of copies, also where nothing is copied. */\n"
     "template <int HOW, u32 PARTS, class Memory>\n"
     "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n"
-    "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n"
-    "#if STREAM_COPIES\n",
+    "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n",
+    "#if STREAM_COPIES\n"
     "        static_assert(STEPS_KEEP_GROUPS(PARTS), \"the scales of a warp's steps are found from the first\");\n"
     "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, FIRST_STEP(part, PARTS), index * STEP_STRIDE(PARTS), is_inner_step<PARTS>(index),\n"
     "                  has_whole_scales<PARTS>(index));\n"
@@ -6938,7 +6938,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "082c4b5f3522a14a845a40fdd1502cecc1ea2e11389b3206afb6ba882b08f2b0";
+static const char moer_sources_digest[] = "07c2b3bacb4054154c5c38d7df5a744e91fe0e639c4775c28db9a40bce079e6f";
 
 /* ---- src/base.c ---- */
 /*
