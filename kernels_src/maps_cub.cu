@@ -61,10 +61,15 @@ struct ranked {
 };
 
 template <u32 PAIRS, class Words>
-DEVICE void rank_tile(const moer_maps_args &a, u64 begin, u32 num_valid, Words &words, ranked<PAIRS> &r) {
+DEVICE void rank_tile(const moer_maps_args &a, u32 begin, u32 num_valid, Words &words, ranked<PAIRS> &r) {
 #pragma unroll
     for (u32 i = 0; i < PAIRS; i++) {
-        const u32 local = local_expert(a, begin + place_in_tile<PAIRS>(i), num_valid);
+        const u32 pair = begin + place_in_tile<PAIRS>(i);
+        r.expert[i] = pair < a.num_pairs ? load_4(a.ids + pair) : NOT_LOCAL;
+    }
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) {
+        const u32 local = local_expert(a, r.expert[i], begin + place_in_tile<PAIRS>(i), num_valid);
         r.expert[i] = local != NOT_LOCAL ? local : LOCAL_EXPERTS;
     }
     tile_rank(SHARED_AS(tile_rank::TempStorage, words)).RankKeys(r.expert, r.rank, expert_digit(), r.start, [&](int (&counts)[BINS]) {
@@ -75,11 +80,11 @@ DEVICE void rank_tile(const moer_maps_args &a, u64 begin, u32 num_valid, Words &
 
 /* The rows of a ranked tile, whose row of rank 0 would be `offset(expert)`; `words` is free again after a barrier. */
 template <u32 PAIRS, class Words, class Starts, class Aligned, class Offset>
-DEVICE void write_tile(const moer_maps_args &a, u64 begin, u32 tile_rows, u32 all_rows, const ranked<PAIRS> &r, Words &words, Starts &starts, Aligned &aligned, Offset offset) {
+DEVICE void write_tile(const moer_maps_args &a, u32 begin, u32 tile_rows, u32 all_rows, const ranked<PAIRS> &r, Words &words, Starts &starts, Aligned &aligned, Offset offset) {
 #pragma unroll
     for (u32 i = 0; i < PAIRS; i++) {
         const u32 expert = r.expert[i], place = place_in_tile<PAIRS>(i);
-        const u64 pair = begin + place;
+        const u32 pair = begin + place;
         words[r.rank[i]] = expert << 16 | place;
         if (pair >= a.num_pairs) continue;
         if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != LOCAL_EXPERTS ? r.rank[i] + (int)offset(expert) : -1;
@@ -119,10 +124,9 @@ DEVICE sums place_experts(const moer_maps_args &a, const int (&count)[BINS], Sta
 DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + TILE - 1) / TILE * TILE; }
 
 KERNEL(moe_route_maps_cub_count, SORT_THREADS, moer_maps_args) {
-    SHARED(u32, counts, LOCAL_EXPERTS);
-    wait_for_previous_kernels();
-    let_next_kernel_start();
-    count_share(a, counts, (u64)block_index_x() * share_size(a), share_size(a));
+    SHARED(u32, counts, COUNT_WORDS * 2);
+    const u32 begin = block_index_x() * share_size(a), end = begin + share_size(a);
+    count_share(a, counts, begin, end < a.num_pairs ? end : a.num_pairs);
 }
 
 KERNEL(moe_route_maps_cub_scatter, SORT_THREADS, moer_maps_args) {
@@ -131,23 +135,23 @@ KERNEL(moe_route_maps_cub_scatter, SORT_THREADS, moer_maps_args) {
     SHARED(u32, offsets, LOCAL_EXPERTS + 1); /* of the tile: from rank to row; at the end its number of rows */
     SHARED(u32, words, larger(SHARED_WORDS(tile_rank::TempStorage), TILE));
     SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));
+    const u32 share = share_size(a), begin = block_index_x() * share, first = thread_index() * BINS;
+    for (u32 e = thread_index(); e <= LOCAL_EXPERTS; e += SORT_THREADS) {
+        starts[e] = 0;
+        offsets[e] = 0;
+    }
+    block_barrier();
     wait_for_previous_kernels();
     let_next_kernel_start();
-    const u32 num_valid = valid_pairs(a), share = share_size(a), first = thread_index() * BINS;
-    const u64 begin = (u64)block_index_x() * share;
+    const u32 num_valid = valid_pairs(a);
+    add_counts(a, offsets, starts);
+    block_barrier();
     int count[BINS];  /* all pairs of the thread's experts */
     u32 before[BINS]; /* and those of the shares before this one */
 #pragma unroll
     for (u32 i = 0; i < BINS; i++) {
-        const int *counts = a.block_counts + first + i;
-        count[i] = 0;
-        before[i] = 0;
-#pragma unroll 16
-        for (u32 b = 0; b < a.num_blocks && first + i < LOCAL_EXPERTS; b++) {
-            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);
-            count[i] += (int)c;
-            before[i] += b < block_index_x() ? c : 0;
-        }
+        before[i] = first + i < LOCAL_EXPERTS ? (u32)offsets[first + i] : 0;
+        count[i] = first + i < LOCAL_EXPERTS ? (int)(starts[first + i] + before[i]) : 0;
     }
     const sums total = place_experts(a, count, starts, aligned, scan_words);
     for (u32 done = 0; done < share && begin + done < a.num_pairs; done += TILE) {
@@ -174,7 +178,8 @@ DEVICE void sort_all(const moer_maps_args &a, Words &words, Starts &starts, Alig
     rank_tile<PAIRS>(a, 0, num_valid, words, r);
     const sums total = place_experts(a, r.count, starts, aligned, scan_words);
     write_tile<PAIRS>(a, 0, total.rows, total.rows, r, words, starts, aligned, [](u32) { return 0u; });
-    for (u32 pair = thread_index(); pair < num_valid; pair += SORT_THREADS) add_load(a, pair);
+    if (a.maps.expert_load)
+        for (u32 pair = thread_index(); pair < num_valid; pair += SORT_THREADS) add_load(a, load_4(a.ids + pair), pair, num_valid);
 }
 
 KERNEL(moe_route_maps_cub_block, SORT_THREADS, moer_maps_args) {

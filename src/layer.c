@@ -639,10 +639,12 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
+/* In one launch as many as share the aligned form's padding well; in two, so few that their counts are quickly added up, with at most
+   32,768 pairs each. */
 static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs) {
-    const uint32_t blocks = moer_divide_up(num_pairs, cub ? 1024 : 512);
-    if (num_pairs <= (cub ? 8192u : 2048u)) return 1; /* a few rounds more are less than a second launch */
-    return blocks < 128 ? blocks : 128;
+    const uint32_t tiles = moer_divide_up(num_pairs, cub ? 1024 : 512), least = moer_divide_up(num_pairs, 32768);
+    if (num_pairs <= MOER_SORT_PAIRS) return cub ? 1 : num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
+    return least > 128 ? least : tiles < 128 ? tiles : 128;
 }
 
 /* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
@@ -677,7 +679,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * num_local, 4, &w->block_counts); /* CUB needs fewer */
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * moer_divide_up(num_local, 2), 4, &w->block_counts); /* CUB needs no more */
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
