@@ -6449,13 +6449,16 @@ static const char *const moer_source_29[] = { /* dispatch_large.cu */
     "    for (u32 r = thread_index(); r < ENTRIES; r += THREADS) total[r] = before[r] = 0;\n"
     "    block_barrier();\n"
     "    for (u32 r = thread_index(); r < ENTRIES * WAYS; r += THREADS) {\n"
-    "        const int *counts = a.block_counts + r % ENTRIES;\n"
     "        u32 all = 0, earlier = 0;\n"
-    "#pragma unroll 8\n"
-    "        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += WAYS) {\n"
-    "            const u32 count = load_4(counts + (u64)b * ENTRIES);\n"
-    "            all += count;\n"
-    "            earlier += b < block_index_y() \? count : 0;\n"
+    "        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += 8 * WAYS) { /* no branch between the loads: they are under way together */\n"
+    "            u32 count[8];\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 8; i++) count[i] = b + i * WAYS < grid_blocks_y() \? load_4(a.block_counts + (u64)(b + i * WAYS) * ENTRIES + r % ENTRIES) : 0;\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 8; i++) {\n"
+    "                all += count[i];\n"
+    "                earlier += b + i * WAYS < block_index_y() \? count[i] : 0;\n"
+    "            }\n"
     "        }\n"
     "        shared_atomic_add(total, r % ENTRIES, all);\n"
     "        shared_atomic_add(before, r % ENTRIES, earlier);\n"
@@ -6548,7 +6551,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "cc7201f317c517971c261dc5919a91d00f67d42993e2d09d6721c6214e9871ac";
+static const char moer_sources_digest[] = "7c89860f0f16134223685f433f8522969ea048cf36b2461bbd916ae158a128a9";
 
 /* ---- src/base.c ---- */
 /*
