@@ -485,10 +485,10 @@ typedef struct moe_route_layer_desc {
                                           layer is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile where more than 512 pairs go through tensor cores: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
-    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the
-                                          bit. AUTO: off. ON: required; where a kernel has to be compiled and CUB's headers aren't
-                                          found, creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768
-                                          local experts are sorted as with OFF */
+    moe_route_switch cub_maps;         /* maps of more than 8192 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off, since
+                                          it isn't faster. ON: required; where a kernel has to be compiled and CUB's headers aren't found,
+                                          creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
+                                          are sorted as with OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -997,7 +997,7 @@ typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
-    MOER_ADDRESS(int) block_counts;           /* [num_blocks, ceil(E_local / 2)]: pairs of each expert in a block's share, 16 bits each */
+    MOER_ADDRESS(int) block_counts;           /* sort.h's counts of each block's share */
     moer_maps_out maps;
     unsigned int num_pairs;                   /* T * k */
     unsigned int num_blocks;
@@ -1129,7 +1129,6 @@ typedef struct moer_slots_args {
    others. */
 #define MOER_FEW_ROWS 12u
 #define MOER_FEW_ROWS_PLAIN 6u
-#define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -1815,7 +1814,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
-    int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
+    int cub_maps;             /* more than MOER_SORT_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than moer_layer_few_pairs() pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     int may_separate;         /* tuning could make down matmul and combine two kernels */
@@ -2177,7 +2176,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
     "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, ceil(E_local / 2)]: pairs of each expert in a block's share, 16 bits each */\n"
+    "    MOER_ADDRESS(int) block_counts;           /* sort.h's counts of each block's share */\n"
     "    moer_maps_out maps;\n"
     "    unsigned int num_pairs;                   /* T * k */\n"
     "    unsigned int num_blocks;\n"
@@ -2199,8 +2198,8 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) up_bias;          /* likewise */\n"
     "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n"
     "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
-    "    MOER_ADDRESS(const int) distinct_experts;\n",
-    "    MOER_ADDRESS(const int) distinct_offsets;\n"
+    "    MOER_ADDRESS(const int) distinct_experts;\n"
+    "    MOER_ADDRESS(const int) distinct_offsets;\n",
     "    MOER_ADDRESS(const int) distinct_count;\n"
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
@@ -4840,15 +4839,17 @@ static const char *const moer_source_18[] = { /* sort.h */
     "    if (a.maps.expert_load && pair < num_valid_pairs && id < E) global_atomic_add_64(a.maps.expert_load + id, 1);\n"
     "}\n"
     "\n"
-    "/* ---- the counts of shares of consecutive pairs: [num_blocks, COUNT_WORDS], two experts a word, so that shares have under 65,536 pairs ---- */\n"
+    "/* ---- the counts of shares of consecutive pairs: [num_blocks, COUNT_VECTORS, 8], 16 bits each ----\n"
+    "   Vector v has the experts v, v + COUNT_VECTORS and so on: threads that take neighbours add to neighbours. A share has under 8192 pairs, so that\n"
+    "   sums over eight of them have 16 bits, too. */\n"
     "\n"
-    "#define COUNT_WORDS ((LOCAL_EXPERTS + 1) / 2)\n"
+    "#define COUNT_VECTORS ((LOCAL_EXPERTS + 7) / 8)\n"
     "\n"
-    "/* A kernel that counts each local expert's pairs from `first` to before `end`. `counts` has 2 * COUNT_WORDS words. */\n"
+    "/* A kernel that counts each local expert's pairs from `first` to before `end`. `counts` has 8 * COUNT_VECTORS words. */\n"
     "template <class Counts>\n"
     "DEVICE void count_share(const moer_maps_args &a, Counts &counts, u32 first, u32 end) {\n"
     "    const u32 thread = thread_index();\n"
-    "    for (u32 e = thread; e < 2 * COUNT_WORDS; e += SORT_THREADS) counts[e] = 0;\n"
+    "    for (u32 e = thread; e < 8 * COUNT_VECTORS; e += SORT_THREADS) counts[e] = 0;\n"
     "    block_barrier();\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
@@ -4865,41 +4866,47 @@ static const char *const moer_source_18[] = { /* sort.h */
     "        }\n"
     "    }\n"
     "    block_barrier();\n"
-    "    for (u32 w = thread; w < COUNT_WORDS; w += SORT_THREADS) {\n"
-    "        const auto pairs = shared_load_2(counts, 2 * w);\n"
-    "        a.block_counts[block_index_x() * COUNT_WORDS + w] = (int)((u32)pairs.x | (u32)pairs.y << 16);\n"
+    "    for (u32 v = thread; v < COUNT_VECTORS; v += SORT_THREADS) {\n"
+    "        u32x4 words;\n"
+    "#pragma unroll\n"
+    "        for (u32 w = 0; w < 4; w++) words.v[w] = counts[v + 2 * w * COUNT_VECTORS] | counts[v + (2 * w + 1) * COUNT_VECTORS] << 16;\n"
+    "        store_16(a.block_counts + (block_index_x() * COUNT_VECTORS + v) * 4, words);\n"
     "    }\n"
     "}\n"
     "\n"
-    "/* Adds the counts of shares `first` to `end` to those of each expert. Loads are independent, and no branch stands between them: then\n"
-    "   they are under way together. */\n"
+    "/* Adds the halves of a word to the counts of two experts; 0 where there is no such expert. */\n"
     "template <class Counts>\n"
-    "DEVICE void add_counts_of(const moer_maps_args &a, Counts &counts, u32 word, u32 first, u32 end) {\n"
-    "    u32 low = 0, high = 0;\n"
-    "    for (u32 b = first; b < end; b += 16) {\n"
-    "        u32 count[16];\n"
-    "#pragma unroll\n"
-    "        for (u32 i = 0; i < 16; i++) count[i] = b + i < end \? load_4(a.block_counts + (b + i) * COUNT_WORDS + word) : 0;\n"
-    "#pragma unroll\n"
-    "        for (u32 i = 0; i < 16; i++) {\n"
-    "            low += count[i] & 0xffffu;\n"
-    "            high += count[i] >> 16;\n"
-    "        }\n"
-    "    }\n"
-    "    if (low) shared_atomic_add(counts, word * 2, low);\n"
-    "    if (high) shared_atomic_add(counts, word * 2 + 1, high); /* 0 where there is no such expert */\n"
+    "DEVICE void add_word(Counts &counts, u32 expert, u32 word) {\n"
+    "    if (word & 0xffffu) shared_atomic_add(counts, expert, word & 0xffffu);\n"
+    "    if (word >> 16) shared_atomic_add(counts, expert + COUNT_VECTORS, word >> 16);\n"
     "}\n"
     "\n"
-    "/* Adds up the counts of the shares before this block's, and of the others. Threads share the shares where there are more of them than words. */\n"
+    "/* Adds up the counts of the shares before this block's, and of the others. A thread takes eight shares' at a time, with no branch between\n"
+    "   the loads: so they are under way together. */\n"
     "template <class Before, class Others>\n"
     "DEVICE void add_counts(const moer_maps_args &a, Before &before, Others &others) {\n"
-    "    const u32 row_threads = COUNT_WORDS < SORT_THREADS \? (COUNT_WORDS + 31) / 32 * 32 : SORT_THREADS, parts = SORT_THREADS / row_threads;\n",
-    "    const u32 thread = thread_index(), block = block_index_x(), shares = (a.num_blocks + parts - 1) / parts;\n"
-    "    const u32 first = thread / row_threads * shares, end = first + shares < a.num_blocks \? first + shares : a.num_blocks;\n"
-    "    if (thread >= parts * row_threads) return;\n"
-    "    for (u32 word = thread % row_threads; word < COUNT_WORDS; word += row_threads) {\n"
-    "        add_counts_of(a, before, word, first, block < end \? block : end);\n"
-    "        add_counts_of(a, others, word, first > block \? first : block, end);\n"
+    "    const u32 most = SORT_THREADS / COUNT_VECTORS, wanted = (a.num_blocks + 7) / 8, parts = wanted < most \? wanted : most;\n"
+    "    const u32 part = thread_index() / COUNT_VECTORS, vector = thread_index() % COUNT_VECTORS, shares = (a.num_blocks + parts - 1) / parts;\n",
+    "    const u32 first = part * shares, end = first + shares < a.num_blocks \? first + shares : a.num_blocks;\n"
+    "    if (part >= parts) return;\n"
+    "    for (u32 b = first; b < end; b += 8) {\n"
+    "        u32x4 count[8];\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 8; i++) {\n"
+    "            count[i] = {};\n"
+    "            if (b + i < end) count[i] = load_16(a.block_counts + ((b + i) * COUNT_VECTORS + vector) * 4);\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "        for (u32 w = 0; w < 4; w++) {\n"
+    "            u32 all = 0, earlier = 0;\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 8; i++) {\n"
+    "                all += count[i].v[w];\n"
+    "                earlier += b + i < block_index_x() \? count[i].v[w] : 0;\n"
+    "            }\n"
+    "            add_word(before, vector + 2 * w * COUNT_VECTORS, earlier);\n"
+    "            add_word(others, vector + 2 * w * COUNT_VECTORS, all - earlier);\n"
+    "        }\n"
     "    }\n"
     "}\n"
     "\n"
@@ -5366,7 +5373,7 @@ static const char *const moer_source_21[] = { /* maps.cu */
     "}\n"
     "\n"
     "KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, counts, COUNT_WORDS * 2);\n"
+    "    SHARED(u32, counts, COUNT_VECTORS * 8);\n"
     "    const u32 begin = block_index_x() * share_size(a);\n"
     "    count_share(a, counts, begin, share_end(a, begin));\n"
     "}\n"
@@ -5393,19 +5400,18 @@ static const char *const moer_source_21[] = { /* maps.cu */
     NULL};
 static const char *const moer_source_22[] = { /* maps_cub.cu */
     "/*\n"
-    "  maps_cub.cu: the expert maps of any number of pairs, as maps.cu makes them, by CUB's block primitives: more threads a block, and all\n"
-    "  of a thread's pairs at once, where maps.cu goes through them in rounds. The one kernel family that needs headers of others.\n"
+    "  maps_cub.cu: the expert maps of more than 8192 pairs, as maps.cu makes them, ranked by CUB's block primitives. The one kernel family that\n"
+    "  needs headers of others.\n"
     "\n"
     "  moe_route_maps_cub_count    a block counts the experts of its share of consecutive pairs\n"
     "  moe_route_maps_cub_scatter  every block adds up the counts of all shares, as in maps.cu, then sorts its share tile by tile\n"
-    "  moe_route_maps_cub_block    up to 8192 pairs: one block sorts them all\n"
     "\n"
-    "  A tile is ranked by BlockRadixRankMatch with the local expert as the digit, and one more for pairs without a row, so that ranks are rows\n"
-    "  where there is one tile. The tile is brought into the order of rows in shared memory first: neighbours of a row are written by\n"
-    "  neighbouring threads, where scattered words would cost a store each.\n"
+    "  A tile is ranked by BlockRadixRankMatch with the local expert as the digit, and one more for pairs without a row. It is brought into\n"
+    "  the order of rows in shared memory first: neighbours of a row are written by neighbouring threads, where scattered words would cost\n"
+    "  a store each.\n"
     "\n"
     "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS, those of placement.h, and SORT_THREADS, a power of two up to 1024: shared\n"
-    "  memory has to have a counter for each digit and warp, and a thread registers for its pairs (layer.c chooses).\n"
+    "  memory has to have a counter for each digit and warp (layer.c chooses).\n"
     "*/\n"
     "enum : unsigned int { NUM_EXPERTS = E, SLOTS = K };\n"
     "#undef E /* names of template parameters there */\n"
@@ -5420,8 +5426,8 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "#include \"placement.h\"\n"
     "#include \"sort.h\"\n"
     "\n"
-    "#define TILE 1024u     /* pairs that the scatter kernel sorts at a time */\n"
-    "#define MAX_TILE 8192u /* and the block kernel */\n"
+    "#define TILE 1024u /* pairs that are sorted at a time */\n"
+    "#define PAIRS (TILE / SORT_THREADS)\n"
     "\n"
     "DEVICE constexpr int digit_bits() {\n"
     "    int bits = 1;\n"
@@ -5443,27 +5449,25 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "DEVICE sums operator+(const sums &a, const sums &b) { return {a.rows + b.rows, a.distinct + b.distinct, a.aligned + b.aligned}; }\n"
     "\n"
     "/* A thread's pairs lie 32 apart, a warp's together: the order in which tile_rank ranks equal digits. */\n"
-    "template <u32 PAIRS>\n"
     "DEVICE u32 place_in_tile(u32 i) { return (warp_index() * PAIRS + i) * 32 + lane_index(); }\n"
     "\n"
     "/* A thread's part of a ranked tile. */\n"
-    "template <u32 PAIRS>\n"
     "struct ranked {\n"
     "    u32 expert[PAIRS]; /* LOCAL_EXPERTS where the pair has no row */\n"
     "    int rank[PAIRS];\n"
     "    int count[BINS], start[BINS]; /* of its digits: pairs, and the first rank */\n"
     "};\n"
     "\n"
-    "template <u32 PAIRS, class Words>\n"
-    "DEVICE void rank_tile(const moer_maps_args &a, u32 begin, u32 num_valid, Words &words, ranked<PAIRS> &r) {\n"
+    "template <class Words>\n"
+    "DEVICE void rank_tile(const moer_maps_args &a, u32 begin, u32 num_valid, Words &words, ranked &r) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < PAIRS; i++) {\n"
-    "        const u32 pair = begin + place_in_tile<PAIRS>(i);\n"
+    "        const u32 pair = begin + place_in_tile(i);\n"
     "        r.expert[i] = pair < a.num_pairs \? load_4(a.ids + pair) : NOT_LOCAL;\n"
     "    }\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < PAIRS; i++) {\n"
-    "        const u32 local = local_expert(a, r.expert[i], begin + place_in_tile<PAIRS>(i), num_valid);\n"
+    "        const u32 local = local_expert(a, r.expert[i], begin + place_in_tile(i), num_valid);\n"
     "        r.expert[i] = local != NOT_LOCAL \? local : LOCAL_EXPERTS;\n"
     "    }\n"
     "    tile_rank(SHARED_AS(tile_rank::TempStorage, words)).RankKeys(r.expert, r.rank, expert_digit(), r.start, [&](int (&counts)[BINS]) {\n"
@@ -5472,24 +5476,26 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "    });\n"
     "}\n"
     "\n"
-    "/* The rows of a ranked tile, whose row of rank 0 would be `offset(expert)`; `words` is free again after a barrier. */\n"
-    "template <u32 PAIRS, class Words, class Starts, class Aligned, class Offset>\n",
-    "DEVICE void write_tile(const moer_maps_args &a, u32 begin, u32 tile_rows, u32 all_rows, const ranked<PAIRS> &r, Words &words, Starts &starts, Aligned &aligned, Offset offset) {\n"
+    "/* The rows of a ranked tile, whose row of rank 0 would be offsets[expert], and which has offsets[LOCAL_EXPERTS] of them; `words` is free\n"
+    "   again after a barrier. */\n"
+    "template <class Words, class Starts, class Aligned, class Offsets>\n"
+    "DEVICE void write_tile(const moer_maps_args &a, u32 begin, u32 all_rows, const ranked &r, Words &words, Starts &starts, Aligned &aligned, Offsets &offsets) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < PAIRS; i++) {\n"
-    "        const u32 expert = r.expert[i], place = place_in_tile<PAIRS>(i);\n"
+    "        const u32 expert = r.expert[i], place = place_in_tile(i);\n"
     "        const u32 pair = begin + place;\n"
     "        words[r.rank[i]] = expert << 16 | place;\n"
-    "        if (pair >= a.num_pairs) continue;\n"
-    "        if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != LOCAL_EXPERTS \? r.rank[i] + (int)offset(expert) : -1;\n"
+    "        if (pair >= a.num_pairs) continue;\n",
+    "        if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != LOCAL_EXPERTS \? r.rank[i] + (int)offsets[expert] : -1;\n"
     "        if (pair >= all_rows) { /* the row of this number doesn't exist */\n"
     "            if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
     "            if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
     "        }\n"
     "    }\n"
     "    block_barrier();\n"
+    "    const u32 tile_rows = offsets[LOCAL_EXPERTS];\n"
     "    for (u32 rank = thread_index(); rank < tile_rows; rank += SORT_THREADS) {\n"
-    "        const u32 word = words[rank], expert = word >> 16, row = rank + offset(expert);\n"
+    "        const u32 word = words[rank], expert = word >> 16, row = rank + offsets[expert];\n"
     "        const int pair = (int)(begin + (word & 0xffffu));\n"
     "        if (a.maps.row_to_pair) a.maps.row_to_pair[row] = pair;\n"
     "        if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
@@ -5518,7 +5524,7 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + TILE - 1) / TILE * TILE; }\n"
     "\n"
     "KERNEL(moe_route_maps_cub_count, SORT_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, counts, COUNT_WORDS * 2);\n"
+    "    SHARED(u32, counts, COUNT_VECTORS * 8);\n"
     "    const u32 begin = block_index_x() * share_size(a), end = begin + share_size(a);\n"
     "    count_share(a, counts, begin, end < a.num_pairs \? end : a.num_pairs);\n"
     "}\n"
@@ -5546,46 +5552,22 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "    for (u32 i = 0; i < BINS; i++) {\n"
     "        before[i] = first + i < LOCAL_EXPERTS \? (u32)offsets[first + i] : 0;\n"
     "        count[i] = first + i < LOCAL_EXPERTS \? (int)(starts[first + i] + before[i]) : 0;\n"
-    "    }\n",
+    "    }\n"
     "    const sums total = place_experts(a, count, starts, aligned, scan_words);\n"
     "    for (u32 done = 0; done < share && begin + done < a.num_pairs; done += TILE) {\n"
-    "        ranked<TILE / SORT_THREADS> r;\n"
-    "        rank_tile<TILE / SORT_THREADS>(a, begin + done, num_valid, words, r);\n"
+    "        ranked r;\n"
+    "        rank_tile(a, begin + done, num_valid, words, r);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < BINS; i++) {\n"
     "            const u32 e = first + i;\n"
-    "            if (e < LOCAL_EXPERTS) offsets[e] = starts[e] + before[i] - (u32)r.start[i];\n"
+    "            if (e < LOCAL_EXPERTS) offsets[e] = starts[e] + before[i] - (u32)r.start[i];\n",
     "            if (e == LOCAL_EXPERTS) offsets[e] = (u32)r.start[i];\n"
     "            before[i] += (u32)r.count[i];\n"
     "        }\n"
     "        block_barrier();\n"
-    "        write_tile<TILE / SORT_THREADS>(a, begin + done, offsets[LOCAL_EXPERTS], total.rows, r, words, starts, aligned, [&](u32 expert) { return (u32)offsets[expert]; });\n"
+    "        write_tile(a, begin + done, total.rows, r, words, starts, aligned, offsets);\n"
     "        block_barrier();\n"
     "    }\n"
-    "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
-    "}\n"
-    "\n"
-    "template <u32 PAIRS, class Words, class Starts, class Aligned, class ScanWords>\n"
-    "DEVICE void sort_all(const moer_maps_args &a, Words &words, Starts &starts, Aligned &aligned, ScanWords &scan_words) {\n"
-    "    const u32 num_valid = valid_pairs(a);\n"
-    "    ranked<PAIRS> r;\n"
-    "    rank_tile<PAIRS>(a, 0, num_valid, words, r);\n"
-    "    const sums total = place_experts(a, r.count, starts, aligned, scan_words);\n"
-    "    write_tile<PAIRS>(a, 0, total.rows, total.rows, r, words, starts, aligned, [](u32) { return 0u; });\n"
-    "    if (a.maps.expert_load)\n"
-    "        for (u32 pair = thread_index(); pair < num_valid; pair += SORT_THREADS) add_load(a, load_4(a.ids + pair), pair, num_valid);\n"
-    "}\n"
-    "\n"
-    "KERNEL(moe_route_maps_cub_block, SORT_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */\n"
-    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */\n"
-    "    SHARED(u32, words, larger(SHARED_WORDS(tile_rank::TempStorage), MAX_TILE));\n"
-    "    SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    /* Two sizes: each is more to compile, and a pair too many costs a thread few instructions. */\n"
-    "    if (a.num_pairs <= MAX_TILE / 4) sort_all<MAX_TILE / 4 / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
-    "    else sort_all<MAX_TILE / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
@@ -6551,7 +6533,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "7c89860f0f16134223685f433f8522969ea048cf36b2461bbd916ae158a128a9";
+static const char moer_sources_digest[] = "c6b6a258f52b076cf434d35a33218e896feead73d3af32b68631d0c4c8a2e998";
 
 /* ---- src/base.c ---- */
 /*
@@ -9951,7 +9933,7 @@ MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, 
 static const moer_family moer_family_route = {"route", "route.cu", {"moe_route_route", NULL, NULL}};
 static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk", NULL, NULL}};
 static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", "moe_route_maps_sort"}};
-static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", "moe_route_maps_cub_block"}};
+static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
@@ -12529,9 +12511,9 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
-/* Whether the maps of so many pairs are sorted by maps_cub.cu. Up to 64 tokens nothing is, so that no machine needs CUB for decoding. */
+/* Whether the maps of so many pairs are sorted by maps_cub.cu: none that are one launch otherwise. */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) {
-    return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS && num_pairs > MOER_MAX_TOKENS_WITHOUT_CUB * layer->router.top_k;
+    return layer->cub_maps && num_pairs > MOER_SORT_PAIRS;
 }
 
 /* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
@@ -12540,13 +12522,12 @@ static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return lay
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
     const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);
-    const int own = !cub || !moer_layer_sorts_by_cub(layer, MOER_SMALL_PAIRS + layer->router.top_k);
     char defines[MOER_DEFINES_MAX] = "";
-    moe_route_status status = MOE_ROUTE_OK;
+    moe_route_status status;
     moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
-    if (own) status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+    status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
     if (status != MOE_ROUTE_OK || !cub) return status;
     moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
     return moer_layer_need(layer, &moer_family_maps_cub, defines, &layer->maps_cub);
@@ -12872,11 +12853,11 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-/* In one launch as many as share the aligned form's padding well; in two, so few that their counts are quickly added up, with at most
-   32,768 pairs each. */
+/* In one launch as many as share the aligned form's padding well; in two, so few that their counts are quickly added up, and that
+   no block has more than 7168 pairs. */
 static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs) {
-    const uint32_t tiles = moer_divide_up(num_pairs, cub ? 1024 : 512), least = moer_divide_up(num_pairs, 32768);
-    if (num_pairs <= MOER_SORT_PAIRS) return cub ? 1 : num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
+    const uint32_t tiles = moer_divide_up(num_pairs, cub ? 1024 : 512), least = moer_divide_up(num_pairs, 7168);
+    if (num_pairs <= MOER_SORT_PAIRS) return num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
     return least > 128 ? least : tiles < 128 ? tiles : 128;
 }
 
@@ -12912,7 +12893,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * moer_divide_up(num_local, 2), 4, &w->block_counts); /* CUB needs no more */
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * moer_divide_up(num_local, 8), 16, &w->block_counts); /* CUB needs no more */
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */

@@ -201,7 +201,7 @@ KERNEL(moe_route_maps_sort, SORT_THREADS, moer_maps_args) {
 }
 
 KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {
-    SHARED(u32, counts, COUNT_WORDS * 2);
+    SHARED(u32, counts, COUNT_VECTORS * 8);
     const u32 begin = block_index_x() * share_size(a);
     count_share(a, counts, begin, share_end(a, begin));
 }

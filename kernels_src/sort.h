@@ -23,15 +23,17 @@ DEVICE void add_load(const moer_maps_args &a, u32 id, u32 pair, u32 num_valid_pa
     if (a.maps.expert_load && pair < num_valid_pairs && id < E) global_atomic_add_64(a.maps.expert_load + id, 1);
 }
 
-/* ---- the counts of shares of consecutive pairs: [num_blocks, COUNT_WORDS], two experts a word, so that shares have under 65,536 pairs ---- */
+/* ---- the counts of shares of consecutive pairs: [num_blocks, COUNT_VECTORS, 8], 16 bits each ----
+   Vector v has the experts v, v + COUNT_VECTORS and so on: threads that take neighbours add to neighbours. A share has under 8192 pairs, so that
+   sums over eight of them have 16 bits, too. */
 
-#define COUNT_WORDS ((LOCAL_EXPERTS + 1) / 2)
+#define COUNT_VECTORS ((LOCAL_EXPERTS + 7) / 8)
 
-/* A kernel that counts each local expert's pairs from `first` to before `end`. `counts` has 2 * COUNT_WORDS words. */
+/* A kernel that counts each local expert's pairs from `first` to before `end`. `counts` has 8 * COUNT_VECTORS words. */
 template <class Counts>
 DEVICE void count_share(const moer_maps_args &a, Counts &counts, u32 first, u32 end) {
     const u32 thread = thread_index();
-    for (u32 e = thread; e < 2 * COUNT_WORDS; e += SORT_THREADS) counts[e] = 0;
+    for (u32 e = thread; e < 8 * COUNT_VECTORS; e += SORT_THREADS) counts[e] = 0;
     block_barrier();
     wait_for_previous_kernels();
     let_next_kernel_start();
@@ -48,41 +50,47 @@ DEVICE void count_share(const moer_maps_args &a, Counts &counts, u32 first, u32 
         }
     }
     block_barrier();
-    for (u32 w = thread; w < COUNT_WORDS; w += SORT_THREADS) {
-        const auto pairs = shared_load_2(counts, 2 * w);
-        a.block_counts[block_index_x() * COUNT_WORDS + w] = (int)((u32)pairs.x | (u32)pairs.y << 16);
+    for (u32 v = thread; v < COUNT_VECTORS; v += SORT_THREADS) {
+        u32x4 words;
+#pragma unroll
+        for (u32 w = 0; w < 4; w++) words.v[w] = counts[v + 2 * w * COUNT_VECTORS] | counts[v + (2 * w + 1) * COUNT_VECTORS] << 16;
+        store_16(a.block_counts + (block_index_x() * COUNT_VECTORS + v) * 4, words);
     }
 }
 
-/* Adds the counts of shares `first` to `end` to those of each expert. Loads are independent, and no branch stands between them: then
-   they are under way together. */
+/* Adds the halves of a word to the counts of two experts; 0 where there is no such expert. */
 template <class Counts>
-DEVICE void add_counts_of(const moer_maps_args &a, Counts &counts, u32 word, u32 first, u32 end) {
-    u32 low = 0, high = 0;
-    for (u32 b = first; b < end; b += 16) {
-        u32 count[16];
-#pragma unroll
-        for (u32 i = 0; i < 16; i++) count[i] = b + i < end ? load_4(a.block_counts + (b + i) * COUNT_WORDS + word) : 0;
-#pragma unroll
-        for (u32 i = 0; i < 16; i++) {
-            low += count[i] & 0xffffu;
-            high += count[i] >> 16;
-        }
-    }
-    if (low) shared_atomic_add(counts, word * 2, low);
-    if (high) shared_atomic_add(counts, word * 2 + 1, high); /* 0 where there is no such expert */
+DEVICE void add_word(Counts &counts, u32 expert, u32 word) {
+    if (word & 0xffffu) shared_atomic_add(counts, expert, word & 0xffffu);
+    if (word >> 16) shared_atomic_add(counts, expert + COUNT_VECTORS, word >> 16);
 }
 
-/* Adds up the counts of the shares before this block's, and of the others. Threads share the shares where there are more of them than words. */
+/* Adds up the counts of the shares before this block's, and of the others. A thread takes eight shares' at a time, with no branch between
+   the loads: so they are under way together. */
 template <class Before, class Others>
 DEVICE void add_counts(const moer_maps_args &a, Before &before, Others &others) {
-    const u32 row_threads = COUNT_WORDS < SORT_THREADS ? (COUNT_WORDS + 31) / 32 * 32 : SORT_THREADS, parts = SORT_THREADS / row_threads;
-    const u32 thread = thread_index(), block = block_index_x(), shares = (a.num_blocks + parts - 1) / parts;
-    const u32 first = thread / row_threads * shares, end = first + shares < a.num_blocks ? first + shares : a.num_blocks;
-    if (thread >= parts * row_threads) return;
-    for (u32 word = thread % row_threads; word < COUNT_WORDS; word += row_threads) {
-        add_counts_of(a, before, word, first, block < end ? block : end);
-        add_counts_of(a, others, word, first > block ? first : block, end);
+    const u32 most = SORT_THREADS / COUNT_VECTORS, wanted = (a.num_blocks + 7) / 8, parts = wanted < most ? wanted : most;
+    const u32 part = thread_index() / COUNT_VECTORS, vector = thread_index() % COUNT_VECTORS, shares = (a.num_blocks + parts - 1) / parts;
+    const u32 first = part * shares, end = first + shares < a.num_blocks ? first + shares : a.num_blocks;
+    if (part >= parts) return;
+    for (u32 b = first; b < end; b += 8) {
+        u32x4 count[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            count[i] = {};
+            if (b + i < end) count[i] = load_16(a.block_counts + ((b + i) * COUNT_VECTORS + vector) * 4);
+        }
+#pragma unroll
+        for (u32 w = 0; w < 4; w++) {
+            u32 all = 0, earlier = 0;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                all += count[i].v[w];
+                earlier += b + i < block_index_x() ? count[i].v[w] : 0;
+            }
+            add_word(before, vector + 2 * w * COUNT_VECTORS, earlier);
+            add_word(others, vector + 2 * w * COUNT_VECTORS, all - earlier);
+        }
     }
 }
 

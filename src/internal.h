@@ -28,7 +28,6 @@
    others. */
 #define MOER_FEW_ROWS 12u
 #define MOER_FEW_ROWS_PLAIN 6u
-#define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -427,7 +426,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
-    int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
+    int cub_maps;             /* more than MOER_SORT_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than moer_layer_few_pairs() pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     int may_separate;         /* tuning could make down matmul and combine two kernels */
