@@ -1859,7 +1859,7 @@ static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_ma
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
-static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -12853,12 +12853,16 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-/* In one launch as many as share the aligned form's padding well; in two, so few that their counts are quickly added up, and that
-   no block has more than 7168 pairs. */
-static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs) {
-    const uint32_t tiles = moer_divide_up(num_pairs, cub ? 1024 : 512), least = moer_divide_up(num_pairs, 7168);
+/* In one launch as many as share the aligned form's padding well. In two, all of them read the counts of all, as many bytes as the square of
+   their number times the experts, and go through their tiles one by one: the sum is least about here. None has more than 7168 pairs. */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t tile = moer_layer_sorts_by_cub(layer, num_pairs) ? 1024 : 512, tiles = moer_divide_up(num_pairs, tile);
+    uint64_t blocks = 32; /* or fewer tiles */
     if (num_pairs <= MOER_SORT_PAIRS) return num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
-    return least > 128 ? least : tiles < 128 ? tiles : 128;
+    while (blocks * blocks * blocks * layer->router.num_local_experts < (uint64_t)512 * num_pairs) blocks++;
+    if (blocks < moer_divide_up(num_pairs, 7168)) blocks = moer_divide_up(num_pairs, 7168);
+    if (blocks > tiles) return tiles;
+    return moer_divide_up(tiles, moer_divide_up(tiles, (uint32_t)blocks));
 }
 
 /* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
@@ -12893,7 +12897,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * moer_divide_up(num_local, 8), 16, &w->block_counts); /* CUB needs no more */
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(layer, num_pairs) * moer_divide_up(num_local, 8), 16, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
@@ -13296,7 +13300,7 @@ static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_la
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k;
     const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
-    const uint32_t blocks = moer_maps_blocks(cub, num_pairs);
+    const uint32_t blocks = moer_maps_blocks(layer, num_pairs);
     const moer_variant *variant = cub ? layer->maps_cub : layer->maps;
     const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 512;
     const uint32_t first = num_pairs <= MOER_SORT_PAIRS ? 2 : 0, end = first == 0 ? 2 : 3;

@@ -471,7 +471,7 @@ static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_ma
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
-static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {

@@ -169,7 +169,7 @@ static const maps_case many_pairs_cases[] = {
 static void run_many_pairs(moe_route_switch cub_maps) {
     static const uint32_t pair_counts[] = {520, 1024, 1032, 2050, 4100, 8192, 8200, 20010};
     static const maps_case long_shares = {300, 4, 0, 0, 0, 0, 0};
-    static const uint32_t long_shares_tokens = 34000; /* more than 128 blocks of a tile */
+    static const uint32_t long_shares_tokens = 34000; /* five tiles a block */
     uint32_t i, j;
     for (i = 0; i < NUM_CASES(many_pairs_cases); i++) {
         uint32_t token_counts[8];
