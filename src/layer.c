@@ -638,16 +638,26 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-/* In one launch as many as share the aligned form's padding well. In two, all of them read the counts of all, as many bytes as the square of
-   their number times the experts, and go through their tiles one by one: the sum is least about here. None has more than 7168 pairs. */
-static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
-    const uint32_t tile = moer_layer_sorts_by_cub(layer, num_pairs) ? 1024 : 512, tiles = moer_divide_up(num_pairs, tile);
-    uint64_t blocks = 32; /* or fewer tiles */
-    if (num_pairs <= MOER_SORT_PAIRS) return num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
+/* What the blocks of the two launches sort one by one. */
+static uint32_t moer_maps_tiles(const moe_route_layer *layer, uint32_t num_pairs) { return moer_divide_up(num_pairs, moer_layer_sorts_by_cub(layer, num_pairs) ? 1024 : 512); }
+
+/* Blocks whose counts have to have room: none in one launch. In two, all blocks read the counts of all, as many bytes as the square of their
+   number times the experts, and go through their tiles one by one: the sum is least about here. None has more than 7168 pairs. Never fewer
+   for more pairs, so that the workspace of many tokens does for fewer. */
+static uint32_t moer_maps_counted(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t tiles = moer_maps_tiles(layer, num_pairs), least = moer_divide_up(num_pairs, 7168);
+    uint64_t blocks = 32;
+    if (num_pairs <= MOER_SORT_PAIRS) return 0;
     while (blocks * blocks * blocks * layer->router.num_local_experts < (uint64_t)512 * num_pairs) blocks++;
-    if (blocks < moer_divide_up(num_pairs, 7168)) blocks = moer_divide_up(num_pairs, 7168);
-    if (blocks > tiles) return tiles;
-    return moer_divide_up(tiles, moer_divide_up(tiles, (uint32_t)blocks));
+    if (blocks < least) blocks = least;
+    return blocks < tiles ? (uint32_t)blocks : tiles;
+}
+
+/* In one launch as many as share the aligned form's padding well; in two as many as have work where each has whole tiles. */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t tiles = moer_maps_tiles(layer, num_pairs);
+    if (num_pairs <= MOER_SORT_PAIRS) return num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
+    return moer_divide_up(tiles, moer_divide_up(tiles, moer_maps_counted(layer, num_pairs)));
 }
 
 /* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
@@ -682,7 +692,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(layer, num_pairs) * moer_divide_up(num_local, 8), 16, &w->block_counts);
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_counted(layer, num_pairs) * moer_divide_up(num_local, 8), 16, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */

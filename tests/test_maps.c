@@ -195,6 +195,26 @@ TEST(maps_by_cub_match_their_definition) {
     CHECK(goes_by_cub(&cases[5], 3000, &num_launches) == 0, "769 experts are sorted by CUB");
 }
 
+/* A workspace for many tokens does for fewer. */
+TEST(workspaces_grow_with_the_tokens) {
+    static const uint32_t experts[] = {8, 256, 2048};
+    moe_route_layer_desc desc;
+    uint32_t i, t;
+    for (i = 0; i < 3; i++) {
+        moe_route_layer *layer = NULL;
+        size_t size, before = 0;
+        memset(&desc, 0, sizeof desc);
+        desc.router.num_experts = experts[i];
+        desc.router.top_k = 8;
+        desc.max_tokens = 20000;
+        desc.operations = MOE_ROUTE_OPERATION_MAPS;
+        REQUIRE(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+        for (t = 0; t <= desc.max_tokens; t++, before = size)
+            if (!CHECK(moe_route_layer_workspace_size(layer, t, &size) == MOE_ROUTE_OK && size >= before, "E %u: %u bytes for %u tokens, %u for one fewer", experts[i], (unsigned)size, t, (unsigned)before)) break;
+        moe_route_layer_destroy(layer);
+    }
+}
+
 /* All of them may: then there is nothing to do. */
 TEST(maps_without_outputs_do_nothing) {
     static const int32_t ids[8] = {0, 1, 2, 3, 0, 1, 2, 3};
@@ -323,6 +343,7 @@ int main(int argc, char **argv) {
     RUN(maps_of_many_pairs_match_their_definition);
     RUN(maps_by_cub_match_their_definition);
     RUN(maps_are_optional_one_by_one);
+    RUN(workspaces_grow_with_the_tokens);
     RUN(maps_without_outputs_do_nothing);
     RUN(maps_leave_identity_experts_out);
     device_close(&device);
