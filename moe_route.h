@@ -485,10 +485,10 @@ typedef struct moe_route_layer_desc {
                                           layer is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile of the kernels for many rows an expert: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
-    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the
-                                          bit. AUTO: off. ON: required; where a kernel has to be compiled and CUB's headers aren't
-                                          found, creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768
-                                          local experts are sorted as with OFF */
+    moe_route_switch cub_maps;         /* maps of more than 8192 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off, since
+                                          it isn't faster. ON: required; where a kernel has to be compiled and CUB's headers aren't found,
+                                          creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
+                                          are sorted as with OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;
@@ -993,12 +993,12 @@ typedef struct moer_route_args {
     float scale;
 } moer_route_args;
 
-/* maps.cu: the sort of any number of pairs, in two launches */
+/* maps.cu and maps_cub.cu: the sort of any number of pairs */
 typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
-    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */
+    MOER_ADDRESS(int) block_counts;           /* sort.h's counts of each block's share */
     moer_maps_out maps;
     unsigned int num_pairs;                   /* T * k */
     unsigned int num_blocks;
@@ -1124,12 +1124,12 @@ typedef struct moer_slots_args {
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+#define MOER_SORT_PAIRS 8192u /* up to here maps of more pairs are one launch: counting all in every block costs less than another one */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
 /* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
    others. */
 #define MOER_FEW_ROWS 12u
 #define MOER_FEW_ROWS_PLAIN 6u
-#define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -1815,7 +1815,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
-    int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
+    int cub_maps;             /* more than MOER_SORT_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than moer_layer_few_pairs() pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     int may_separate;         /* tuning could make down matmul and combine two kernels */
@@ -1860,7 +1860,7 @@ static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_ma
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
-static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {
@@ -2190,12 +2190,12 @@ static const char *const moer_source_1[] = { /* args.h */
     "    float scale;\n"
     "} moer_route_args;\n"
     "\n"
-    "/* maps.cu: the sort of any number of pairs, in two launches */\n"
+    "/* maps.cu and maps_cub.cu: the sort of any number of pairs */\n"
     "typedef struct moer_maps_args {\n"
     "    MOER_ADDRESS(const int) ids;              /* [T, k] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
     "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */\n"
+    "    MOER_ADDRESS(int) block_counts;           /* sort.h's counts of each block's share */\n"
     "    moer_maps_out maps;\n"
     "    unsigned int num_pairs;                   /* T * k */\n"
     "    unsigned int num_blocks;\n"
@@ -2217,8 +2217,8 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) up_bias;          /* likewise */\n"
     "    MOER_ADDRESS(const void) x;                /* [T, K], or [T * k, K] in pair or row order */\n"
     "    MOER_ADDRESS(void) out;                    /* [T * k, N or I] in row or pair order */\n"
-    "    MOER_ADDRESS(const int) distinct_experts;\n",
-    "    MOER_ADDRESS(const int) distinct_offsets;\n"
+    "    MOER_ADDRESS(const int) distinct_experts;\n"
+    "    MOER_ADDRESS(const int) distinct_offsets;\n",
     "    MOER_ADDRESS(const int) distinct_count;\n"
     "    MOER_ADDRESS(const int) row_to_pair;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k], to find the pairs without a row; null where they don't matter */\n"
@@ -5084,8 +5084,8 @@ static const char *const moer_source_17[] = { /* dispatch.h */
     NULL};
 static const char *const moer_source_18[] = { /* sort.h */
     "/*\n"
-    "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted, and the\n"
-    "  block-aligned form. How pairs are ranked is theirs.\n"
+    "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted and added\n"
+    "  up, and the block-aligned form. How pairs are ranked is theirs.\n"
     "\n"
     "  Constants: those of maps.cu, and SORT_THREADS (threads a block).\n"
     "*/\n"
@@ -5094,34 +5094,92 @@ static const char *const moer_source_18[] = { /* sort.h */
     "/* Rows, distinct experts and aligned rows. */\n"
     "struct sums { u32 rows, distinct, aligned; };\n"
     "\n"
-    "/* Local expert of a pair, or NOT_LOCAL. */\n"
-    "DEVICE u32 local_expert(const moer_maps_args &a, u64 pair, u32 num_valid_pairs) {\n"
+    "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
+    "\n"
+    "/* Local expert of a pair with this id, or NOT_LOCAL, which is also an id that no expert has. */\n"
+    "DEVICE u32 local_expert(const moer_maps_args &a, u32 id, u32 pair, u32 num_valid_pairs) {\n"
     "    if (pair >= num_valid_pairs) return NOT_LOCAL;\n"
-    "    const u32 local = physical_expert(a.expert_map, (u32)a.ids[pair], (u32)pair / K) - FIRST_EXPERT;\n"
+    "    const u32 local = physical_expert(a.expert_map, id, pair / K) - FIRST_EXPERT;\n"
     "    return local < LOCAL_EXPERTS \? local : NOT_LOCAL;\n"
     "}\n"
     "\n"
-    "DEVICE u32 valid_pairs(const moer_maps_args &a) { return valid_tokens(a.num_valid_tokens, a.num_pairs / K) * K; }\n"
-    "\n"
     "/* A pair's share in the running totals, which count experts before placement. */\n"
-    "DEVICE void add_load(const moer_maps_args &a, u64 pair) {\n"
-    "    if (a.maps.expert_load && (u32)a.ids[pair] < E) global_atomic_add_64(a.maps.expert_load + a.ids[pair], 1);\n"
+    "DEVICE void add_load(const moer_maps_args &a, u32 id, u32 pair, u32 num_valid_pairs) {\n"
+    "    if (a.maps.expert_load && pair < num_valid_pairs && id < E) global_atomic_add_64(a.maps.expert_load + id, 1);\n"
     "}\n"
     "\n"
-    "/* Pairs of each local expert from `first` on, `share` of them. */\n"
+    "/* ---- the counts of shares of consecutive pairs: [num_blocks, COUNT_VECTORS, 8], 16 bits each ----\n"
+    "   Vector v has the experts v, v + COUNT_VECTORS and so on: threads that take neighbours add to neighbours. A share has under 8192 pairs, so that\n"
+    "   sums over eight of them have 16 bits, too. */\n"
+    "\n"
+    "#define COUNT_VECTORS ((LOCAL_EXPERTS + 7) / 8)\n"
+    "\n"
+    "/* A kernel that counts each local expert's pairs from `first` to before `end`. `counts` has 8 * COUNT_VECTORS words. */\n"
     "template <class Counts>\n"
-    "DEVICE void count_share(const moer_maps_args &a, Counts &counts, u64 first, u32 share) {\n"
-    "    const u32 num_valid = valid_pairs(a);\n"
-    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) counts[e] = 0;\n"
+    "DEVICE void count_share(const moer_maps_args &a, Counts &counts, u32 first, u32 end) {\n"
+    "    const u32 thread = thread_index();\n"
+    "    for (u32 e = thread; e < 8 * COUNT_VECTORS; e += SORT_THREADS) counts[e] = 0;\n"
     "    block_barrier();\n"
-    "    for (u32 i = thread_index(); i < share && first + i < num_valid; i += SORT_THREADS) {\n"
-    "        const u32 expert = local_expert(a, first + i, num_valid);\n"
-    "        if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);\n"
-    "        add_load(a, first + i);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_valid = valid_pairs(a);\n"
+    "    for (u32 pair = first + thread; pair < end; pair += 4 * SORT_THREADS) {\n"
+    "        u32 id[4];\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 4; i++) id[i] = pair + i * SORT_THREADS < end \? load_4(a.ids + pair + i * SORT_THREADS) : NOT_LOCAL;\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 4; i++) {\n"
+    "            const u32 expert = local_expert(a, id[i], pair + i * SORT_THREADS, num_valid);\n"
+    "            if (expert != NOT_LOCAL) shared_atomic_add(counts, expert, 1);\n"
+    "            add_load(a, id[i], pair + i * SORT_THREADS, num_valid);\n"
+    "        }\n"
     "    }\n"
     "    block_barrier();\n"
-    "    for (u32 e = thread_index(); e < LOCAL_EXPERTS; e += SORT_THREADS) a.block_counts[(u64)block_index_x() * LOCAL_EXPERTS + e] = (int)counts[e];\n"
+    "    for (u32 v = thread; v < COUNT_VECTORS; v += SORT_THREADS) {\n"
+    "        u32x4 words;\n"
+    "#pragma unroll\n"
+    "        for (u32 w = 0; w < 4; w++) words.v[w] = counts[v + 2 * w * COUNT_VECTORS] | counts[v + (2 * w + 1) * COUNT_VECTORS] << 16;\n"
+    "        store_16(a.block_counts + (block_index_x() * COUNT_VECTORS + v) * 4, words);\n"
+    "    }\n"
     "}\n"
+    "\n"
+    "/* Adds the halves of a word to the counts of two experts; 0 where there is no such expert. */\n"
+    "template <class Counts>\n"
+    "DEVICE void add_word(Counts &counts, u32 expert, u32 word) {\n"
+    "    if (word & 0xffffu) shared_atomic_add(counts, expert, word & 0xffffu);\n"
+    "    if (word >> 16) shared_atomic_add(counts, expert + COUNT_VECTORS, word >> 16);\n"
+    "}\n"
+    "\n"
+    "/* Adds up the counts of the shares before this block's, and of the others. A thread takes eight shares' at a time, with no branch between\n"
+    "   the loads: so they are under way together. */\n"
+    "template <class Before, class Others>\n"
+    "DEVICE void add_counts(const moer_maps_args &a, Before &before, Others &others) {\n"
+    "    const u32 most = SORT_THREADS / COUNT_VECTORS, wanted = (a.num_blocks + 7) / 8, parts = wanted < most \? wanted : most;\n"
+    "    const u32 part = thread_index() / COUNT_VECTORS, vector = thread_index() % COUNT_VECTORS, shares = (a.num_blocks + parts - 1) / parts;\n",
+    "    const u32 first = part * shares, end = first + shares < a.num_blocks \? first + shares : a.num_blocks;\n"
+    "    if (part >= parts) return;\n"
+    "    for (u32 b = first; b < end; b += 8) {\n"
+    "        u32x4 count[8];\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 8; i++) {\n"
+    "            count[i] = {};\n"
+    "            if (b + i < end) count[i] = load_16(a.block_counts + ((b + i) * COUNT_VECTORS + vector) * 4);\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "        for (u32 w = 0; w < 4; w++) {\n"
+    "            u32 all = 0, earlier = 0;\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 8; i++) {\n"
+    "                all += count[i].v[w];\n"
+    "                earlier += b + i < block_index_x() \? count[i].v[w] : 0;\n"
+    "            }\n"
+    "            add_word(before, vector + 2 * w * COUNT_VECTORS, earlier);\n"
+    "            add_word(others, vector + 2 * w * COUNT_VECTORS, all - earlier);\n"
+    "        }\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* ---- what has an entry per expert, and the block-aligned form ---- */\n"
     "\n"
     "DEVICE u32 align_rows(const moer_maps_args &a, u32 rows) { return a.maps.block_size \? (rows + a.maps.block_size - 1) / a.maps.block_size * a.maps.block_size : 0; }\n"
     "\n"
@@ -5153,34 +5211,23 @@ static const char *const moer_source_18[] = { /* sort.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* The padding of every expert's aligned rows, a warp an expert so that lanes write neighbours, and the experts of blocks. */\n"
+    "/* The padding of every expert's aligned rows, and the expert of every block: a warp an expert, so that lanes write neighbours. */\n"
     "template <class Starts, class Aligned>\n"
     "DEVICE void finish_aligned(const moer_maps_args &a, Starts &starts, Aligned &aligned) {\n"
     "    const u32 thread = block_index_x() * SORT_THREADS + thread_index(), threads = grid_blocks_x() * SORT_THREADS;\n"
-    "    const u32 aligned_rows = aligned[LOCAL_EXPERTS];\n"
-    "    if (a.maps.aligned_row_to_pair) {\n",
-    "        for (u32 e = thread / 32; e < LOCAL_EXPERTS; e += threads / 32) {\n"
-    "            const u32 end = aligned[e + 1];\n"
-    "            for (u32 i = aligned[e] + (starts[e + 1] - starts[e]) + lane_index(); i < end; i += 32) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
-    "        }\n"
-    "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "    const u32 block_size = a.maps.block_size, aligned_rows = aligned[LOCAL_EXPERTS];\n"
+    "    for (u32 e = thread / 32; e < LOCAL_EXPERTS; e += threads / 32) {\n"
+    "        const u32 begin = aligned[e], end = aligned[e + 1];\n"
+    "        if (a.maps.aligned_row_to_pair)\n"
+    "            for (u32 i = begin + (starts[e + 1] - starts[e]) + lane_index(); i < end; i += 32) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
+    "        if (a.maps.block_to_expert)\n"
+    "            for (u32 i = begin / block_size + lane_index(); i < end / block_size; i += 32) a.maps.block_to_expert[i] = (int)e;\n"
     "    }\n"
+    "    if (a.maps.aligned_row_to_pair)\n"
+    "        for (u32 i = aligned_rows + thread; i < a.maps.aligned_capacity; i += threads) a.maps.aligned_row_to_pair[i] = (int)a.num_pairs;\n"
     "    if (a.maps.block_to_expert)\n"
-    "        for (u32 i = thread; i < a.maps.aligned_capacity / a.maps.block_size; i += threads) {\n"
-    "            int expert = -1;\n"
-    "            if (i * a.maps.block_size < aligned_rows) { /* last expert whose blocks start at or before this one */\n"
-    "                u32 low = 0, high = LOCAL_EXPERTS;\n"
-    "                while (high - low > 1) {\n"
-    "                    const u32 middle = (low + high) / 2;\n"
-    "                    if (aligned[middle] <= i * a.maps.block_size) low = middle;\n"
-    "                    else high = middle;\n"
-    "                }\n"
-    "                expert = (int)low;\n"
-    "            }\n"
-    "            a.maps.block_to_expert[i] = expert;\n"
-    "        }\n"
-    "}\n"
-    "\n",
+    "        for (u32 i = aligned_rows / block_size + thread; i < a.maps.aligned_capacity / block_size; i += threads) a.maps.block_to_expert[i] = -1;\n"
+    "}\n",
     NULL};
 static const char *const moer_source_19[] = { /* route.cu */
     "/*\n"
@@ -5621,17 +5668,19 @@ static const char *const moer_source_20[] = { /* topk.cu */
     NULL};
 static const char *const moer_source_21[] = { /* maps.cu */
     "/*\n"
-    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.\n"
+    "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert, in one launch of several blocks or in two.\n"
     "\n"
-    "  moe_route_maps_count    a block counts the experts of its share of consecutive pairs\n"
-    "  moe_route_maps_scatter  every block adds up the counts of all shares and so knows where its own pairs of each expert begin; then its\n"
-    "                          warps, which share its pairs in order, give each pair its row. What has an entry per expert is written by the first.\n"
-    "                          One share alone needs no count before.\n"
+    "  moe_route_maps_sort     up to 8192 pairs: every block counts all of them, those before its own share and the others\n"
+    "  moe_route_maps_count    more: a block counts the experts of its share of consecutive pairs\n"
+    "  moe_route_maps_scatter  and then every block adds up the counts of all shares\n"
     "\n"
-    "  Adding up in every block costs shares * E loads from L2, all independent, and saves a launch and a second trip through memory; shares\n"
-    "  are few (at most 128) for that. Order within a warp's 32 pairs comes from match and popcount, between them from the warp's cursors, between warps from\n"
-    "  their counts: the result is the same each time. Atomic are only counts. Small batches don't come here: route.cu sorts\n"
-    "  them in the router's launch.\n"
+    "  So a block knows where its own pairs of each expert begin, without a word from the others. It ranks them tile by tile: a pair is a bit\n"
+    "  in its expert's words of shared memory, and its rank the number of bits before it. No pass over the pairs waits for another, and the\n"
+    "  result is the same each time: atomic are only counts, and bits of which each is set once. What has an entry per expert is written by\n"
+    "  the first block, and what the aligned form has beside the rows by all, which is why there are 16 of them or more. Small batches\n"
+    "  don't come here: route.cu sorts them in the router's launch.\n"
+    "\n"
+    "  Shared memory is cleared, and the scatter kernel's first ids are read, before the kernel before this one has ended.\n"
     "\n"
     "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Pairs whose expert isn't local have no row.\n"
     "*/\n"
@@ -5640,167 +5689,226 @@ static const char *const moer_source_21[] = { /* maps.cu */
     "#include \"tokens.h\"\n"
     "#include \"placement.h\"\n"
     "\n"
-    "#define SORT_THREADS 256\n"
+    "#define SORT_THREADS 512\n"
     "#include \"sort.h\"\n"
     "\n"
-    "#define SCAN_WARPS (SORT_THREADS / 32)\n"
-    "/* Warps that have cursors: as many as shared memory has room for. */\n"
-    "#define SORT_WARPS (LOCAL_EXPERTS <= 512 \? 8 : LOCAL_EXPERTS <= 1024 \? 4 : 2)\n"
-    "/* Experts that a thread adds up, consecutive ones. */\n"
-    "#define THREAD_EXPERTS ((LOCAL_EXPERTS + SORT_THREADS - 1) / SORT_THREADS)\n"
+    "/* Pairs that one launch sorts at most. */\n"
+    "#define SORT_PAIRS 8192u\n"
+    "/* Warps with a pair each lane: as many as 48 KB have room for a word each of every expert, beside three words an expert. */\n"
+    "#define TILE_WARPS (LOCAL_EXPERTS <= 512 \? 16 : LOCAL_EXPERTS <= 1024 \? 8 : LOCAL_EXPERTS <= 1536 \? 4 : 2)\n"
+    "#define TILE (TILE_WARPS * 32)\n"
+    "/* Experts that a thread adds up, consecutive ones, and the warps for that. */\n"
+    "#define THREAD_EXPERTS ((LOCAL_EXPERTS + 255) / 256)\n"
+    "#define SCAN_WARPS ((LOCAL_EXPERTS + 32 * THREAD_EXPERTS - 1) / (32 * THREAD_EXPERTS))\n"
     "\n"
-    "/* Pairs of a warp's part of a share; a share has SORT_WARPS of them. */\n"
-    "DEVICE u32 part_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32; }\n"
+    "/* Pairs of a block. */\n"
+    "DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 31) / 32 * 32; }\n"
     "\n"
-    "KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 share = part_size(a) * SORT_WARPS;\n"
-    "    count_share(a, counts, (u64)block_index_x() * share, share);\n"
-    "}\n"
+    "/* The end of a block's pairs. */\n"
+    "DEVICE u32 share_end(const moer_maps_args &a, u32 begin) { return begin + share_size(a) < a.num_pairs \? begin + share_size(a) : a.num_pairs; }\n"
     "\n"
-    "/* Sums over the threads before this one; total: over all. */\n"
+    "/* Whether the thread has this pair, of a tile that starts at `begin` in a share with this end. */\n"
+    "DEVICE bool is_inside(u32 pair, u32 begin, u32 end) { return pair < end && pair - begin < TILE; }\n"
+    "\n"
+    "/* Sums over the threads before this one; all threads of SCAN_WARPS warps have some, and a barrier is passed by all threads. */\n"
     "template <class Words>\n"
     "DEVICE sums scan_block(Words &warp_sums, const sums &own, sums &total) {\n"
     "    const u32 lane = lane_index(), warp = warp_index();\n"
     "    sums s = own;\n"
+    "    if (warp < SCAN_WARPS) {\n"
     "#pragma unroll\n"
-    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "        const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);\n"
-    "        if (lane < delta) continue;\n"
-    "        s.rows += rows;\n"
-    "        s.distinct += distinct;\n"
-    "        s.aligned += aligned;\n"
-    "    }\n"
-    "    if (lane == 31) {\n"
-    "        warp_sums[warp] = s.rows;\n"
-    "        warp_sums[SCAN_WARPS + warp] = s.distinct;\n"
-    "        warp_sums[SCAN_WARPS * 2 + warp] = s.aligned;\n"
+    "        for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "            const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);\n"
+    "            if (lane < delta) continue;\n"
+    "            s.rows += rows;\n"
+    "            s.distinct += distinct;\n"
+    "            s.aligned += aligned;\n"
+    "        }\n"
+    "        if (lane == 31) {\n"
+    "            const u32x4 words = {{s.rows, s.distinct, s.aligned, 0}};\n"
+    "            shared_store_4(warp_sums, warp * 4, words);\n"
+    "        }\n"
     "    }\n"
     "    block_barrier();\n"
     "    s.rows -= own.rows;\n"
     "    s.distinct -= own.distinct;\n"
     "    s.aligned -= own.aligned;\n"
     "    total.rows = total.distinct = total.aligned = 0;\n"
+    "    if (warp >= SCAN_WARPS) return s;\n"
+    "#pragma unroll\n"
     "    for (u32 w = 0; w < SCAN_WARPS; w++) {\n"
-    "        const u32 rows = warp_sums[w], distinct = warp_sums[SCAN_WARPS + w], aligned = warp_sums[SCAN_WARPS * 2 + w];\n"
+    "        const auto words = shared_load_4(warp_sums, w * 4);\n"
     "        if (w < warp) {\n"
-    "            s.rows += rows;\n"
-    "            s.distinct += distinct;\n"
-    "            s.aligned += aligned;\n"
+    "            s.rows += (u32)words.x;\n"
+    "            s.distinct += (u32)words.y;\n"
+    "            s.aligned += (u32)words.z;\n"
     "        }\n"
-    "        total.rows += rows;\n"
-    "        total.distinct += distinct;\n"
-    "        total.aligned += aligned;\n"
+    "        total.rows += (u32)words.x;\n"
+    "        total.distinct += (u32)words.y;\n",
+    "        total.aligned += (u32)words.z;\n"
     "    }\n"
     "    return s;\n"
     "}\n"
     "\n"
-    "/* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */\n"
-    "template <class Cursors>\n"
-    "DEVICE u32 take_row(Cursors &cursors, u32 expert) {\n"
-    "    const u32 peers = warp_match(expert), lane = lane_index(), at = warp_index() * LOCAL_EXPERTS + expert;\n"
-    "    u32 row = 0;\n"
-    "    if (expert != NOT_LOCAL) row = cursors[at] + popcount(peers & ((1u << lane) - 1));\n"
-    "    warp_barrier();\n",
-    "    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[at] = row + 1; /* the last of its peers */\n"
-    "    warp_barrier();\n"
-    "    return row;\n"
+    "/* Sets the pair's bit. */\n"
+    "template <class Marks>\n"
+    "DEVICE void mark(Marks &marks, u32 expert) {\n"
+    "    if (expert != NOT_LOCAL) shared_atomic_add(marks, warp_index() * LOCAL_EXPERTS + expert, 1u << lane_index());\n"
     "}\n"
     "\n"
-    "KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */\n"
-    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */\n"
-    "    SHARED(u32, cursors, SORT_WARPS * LOCAL_EXPERTS);\n"
-    "    SHARED(u32, warp_sums, SCAN_WARPS * 3);\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    const u32 thread = thread_index(), block = block_index_x(), lane = lane_index(), warp = warp_index();\n"
-    "    const u32 num_valid = valid_pairs(a), part = part_size(a), first = thread * THREAD_EXPERTS;\n"
-    "    const u64 begin = ((u64)block * SORT_WARPS + warp) * part;\n"
-    "\n"
-    "    /* Pairs of each warp's part. */\n"
-    "    for (u32 i = thread; i < SORT_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) cursors[i] = 0;\n"
-    "    block_barrier();\n"
-    "    if (warp < SORT_WARPS)\n"
-    "        for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {\n"
-    "            const u32 expert = local_expert(a, begin + i, num_valid);\n"
-    "            if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);\n"
-    "            if (a.num_blocks == 1) add_load(a, begin + i);\n"
-    "        }\n"
-    "    if (a.num_blocks == 1) block_barrier();\n"
-    "\n"
-    "    /* All pairs of the thread's experts, and those of the shares before this one. */\n"
+    "/* From the counts of each expert in the pairs before the block's share, `next`, and in the others, `starts`, and with the first tile\n"
+    "   marked, all maps. `id` is that of the thread's pair of it. */\n"
+    "template <class Starts, class Aligned, class Next, class Marks, class Words>\n"
+    "DEVICE void sort_share(const moer_maps_args &a, u32 begin, u32 end, u32 num_valid, u32 id, u32 expert, bool adds_load, Starts &starts, Aligned &aligned, Next &next, Marks &marks, Words &warp_sums) {\n"
+    "    const u32 thread = thread_index(), lane = lane_index(), warp = warp_index(), first = thread * THREAD_EXPERTS;\n"
     "    u32 count[THREAD_EXPERTS], before[THREAD_EXPERTS];\n"
     "    sums own = {0, 0, 0}, total;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < THREAD_EXPERTS; i++) {\n"
     "        count[i] = before[i] = 0;\n"
     "        if (first + i >= LOCAL_EXPERTS) continue;\n"
-    "        const int *counts = a.block_counts + first + i;\n"
-    "        for (u32 w = 0; w < SORT_WARPS && a.num_blocks == 1; w++) count[i] += cursors[w * LOCAL_EXPERTS + first + i];\n"
-    "#pragma unroll 16\n"
-    "        for (u32 b = 0; b < a.num_blocks && a.num_blocks != 1; b++) {\n"
-    "            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);\n"
-    "            count[i] += c;\n"
-    "            before[i] += b < block \? c : 0;\n"
-    "        }\n"
+    "        before[i] = next[first + i];\n"
+    "        count[i] = starts[first + i] + before[i];\n"
     "        own.rows += count[i];\n"
     "        own.distinct += count[i] != 0;\n"
     "        own.aligned += align_rows(a, count[i]);\n"
     "    }\n"
-    "    sums at = scan_block(warp_sums, own, total); /* its barrier is also between the parts' counts and their cursors */\n"
+    "    sums at = scan_block(warp_sums, own, total);\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < THREAD_EXPERTS; i++) {\n"
-    "        const u32 e = first + i;\n"
-    "        if (e >= LOCAL_EXPERTS) break;\n"
-    "        u32 row = at.rows + before[i];\n"
-    "        for (u32 w = 0; w < SORT_WARPS; w++) {\n"
-    "            const u32 pairs = cursors[w * LOCAL_EXPERTS + e];\n"
-    "            cursors[w * LOCAL_EXPERTS + e] = row;\n"
-    "            row += pairs;\n"
-    "        }\n"
-    "        place_expert(a, starts, aligned, e, count[i], at);\n"
+    "        if (first + i >= LOCAL_EXPERTS) break;\n"
+    "        next[first + i] = at.rows + before[i];\n"
+    "        place_expert(a, starts, aligned, first + i, count[i], at);\n"
     "    }\n"
     "    if (thread == 0) place_end(a, starts, aligned, total);\n"
     "    block_barrier();\n"
     "\n"
-    "    for (u32 i = 0; warp < SORT_WARPS && i < part; i += 32) {\n"
-    "        const u64 position = begin + i + lane;\n"
-    "        const bool exists = position < a.num_pairs;\n"
-    "        const u32 pair = (u32)position, expert = local_expert(a, position, num_valid), row = take_row(cursors, expert);\n"
+    "    const u32 num_rows = starts[LOCAL_EXPERTS];\n"
+    "    for (;;) {\n"
+    "        const u32 pair = begin + thread, next_pair = pair + TILE;\n"
+    "        const bool inside = is_inside(pair, begin, end);\n"
+    "        const u32 next_id = is_inside(next_pair, begin + TILE, end) \? load_4(a.ids + next_pair) : NOT_LOCAL;\n"
     "        if (expert != NOT_LOCAL) {\n"
+    "            u32 row = next[expert] + popcount(marks[warp * LOCAL_EXPERTS + expert] & ((1u << lane) - 1));\n"
+    "#pragma unroll 4\n"
+    "            for (u32 w = 0; w < warp; w++) row += popcount(marks[w * LOCAL_EXPERTS + expert]);\n"
     "            if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;\n"
     "            if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
+    "            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = (int)row;\n"
     "            if (a.maps.aligned_row_to_pair) a.maps.aligned_row_to_pair[aligned[expert] + (row - starts[expert])] = (int)pair;\n"
+    "        } else if (inside && a.maps.pair_to_row) {\n"
+    "            a.maps.pair_to_row[pair] = -1;\n"
     "        }\n"
-    "        if (exists) {\n"
-    "            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL \? (int)row : -1;\n"
-    "            if (pair >= total.rows) { /* the row of this number doesn't exist */\n"
-    "                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
-    "                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
+    "        if (inside && pair >= num_rows) { /* the row of this number doesn't exist */\n"
+    "            if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
+    "            if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
+    "        }\n"
+    "        if (inside && adds_load) add_load(a, id, pair, num_valid);\n"
+    "        begin += TILE;\n"
+    "        if (begin >= end) break;\n"
+    "        id = next_id;\n"
+    "        expert = local_expert(a, id, next_pair, num_valid);\n"
+    "        block_barrier();\n"
+    "        for (u32 e = thread; e < LOCAL_EXPERTS; e += SORT_THREADS) {\n"
+    "            u32 pairs = 0;\n"
+    "#pragma unroll\n"
+    "            for (u32 w = 0; w < TILE_WARPS; w++) {\n"
+    "                pairs += popcount(marks[w * LOCAL_EXPERTS + e]);\n"
+    "                marks[w * LOCAL_EXPERTS + e] = 0;\n"
     "            }\n"
+    "            next[e] += pairs;\n"
     "        }\n"
+    "        block_barrier();\n"
+    "        mark(marks, expert);\n"
+    "        block_barrier();\n"
     "    }\n"
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
+    "}\n"
+    "\n"
+    "template <class Starts, class Next, class Marks>\n"
+    "DEVICE void clear(Starts &starts, Next &next, Marks &marks) {\n"
+    "    for (u32 e = thread_index(); e <= LOCAL_EXPERTS; e += SORT_THREADS) {\n"
+    "        starts[e] = 0;\n"
+    "        next[e] = 0;\n"
+    "    }\n",
+    "    for (u32 i = thread_index(); i < TILE_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) marks[i] = 0;\n"
+    "}\n"
+    "\n"
+    "/* Counts all pairs, PAIRS a thread: those before `begin`, and the others. */\n"
+    "template <u32 PAIRS, class Before, class Others>\n"
+    "DEVICE void count_all(const moer_maps_args &a, u32 begin, u32 num_valid, Before &before, Others &others) {\n"
+    "    u32 id[PAIRS];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < PAIRS; i++) id[i] = i * SORT_THREADS + thread_index() < a.num_pairs \? load_4(a.ids + i * SORT_THREADS + thread_index()) : NOT_LOCAL;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < PAIRS; i++) {\n"
+    "        const u32 pair = i * SORT_THREADS + thread_index(), expert = local_expert(a, id[i], pair, num_valid);\n"
+    "        if (expert == NOT_LOCAL) continue;\n"
+    "        if (pair < begin) shared_atomic_add(before, expert, 1);\n"
+    "        else shared_atomic_add(others, expert, 1);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_sort, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */\n"
+    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */\n"
+    "    SHARED(u32, next, LOCAL_EXPERTS + 1);    /* row of the tile's first pair of each expert */\n"
+    "    SHARED(u32, marks, TILE_WARPS * LOCAL_EXPERTS);\n"
+    "    SHARED(u32, warp_sums, SCAN_WARPS * 4);\n"
+    "    clear(starts, next, marks);\n"
+    "    block_barrier();\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 begin = block_index_x() * share_size(a), end = share_end(a, begin), pair = begin + thread_index();\n"
+    "    const u32 id = is_inside(pair, begin, end) \? load_4(a.ids + pair) : NOT_LOCAL, num_valid = valid_pairs(a);\n"
+    "    if (a.num_pairs <= SORT_PAIRS / 4) count_all<SORT_PAIRS / 4 / SORT_THREADS>(a, begin, num_valid, next, starts);\n"
+    "    else count_all<SORT_PAIRS / SORT_THREADS>(a, begin, num_valid, next, starts);\n"
+    "    const u32 expert = local_expert(a, id, pair, num_valid);\n"
+    "    mark(marks, expert);\n"
+    "    block_barrier();\n"
+    "    sort_share(a, begin, end, num_valid, id, expert, true, starts, aligned, next, marks, warp_sums);\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, counts, COUNT_VECTORS * 8);\n"
+    "    const u32 begin = block_index_x() * share_size(a);\n"
+    "    count_share(a, counts, begin, share_end(a, begin));\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {\n"
+    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);\n"
+    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1);\n"
+    "    SHARED(u32, next, LOCAL_EXPERTS + 1);\n"
+    "    SHARED(u32, marks, TILE_WARPS * LOCAL_EXPERTS);\n"
+    "    SHARED(u32, warp_sums, SCAN_WARPS * 4);\n"
+    "    clear(starts, next, marks);\n"
+    "    block_barrier();\n"
+    "    const u32 begin = block_index_x() * share_size(a), end = share_end(a, begin), pair = begin + thread_index();\n"
+    "    const u32 id = is_inside(pair, begin, end) \? load_fresh_4(a.ids + pair) : NOT_LOCAL; /* of a kernel before the count */\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    const u32 num_valid = valid_pairs(a);\n"
+    "    add_counts(a, next, starts);\n"
+    "    const u32 expert = local_expert(a, id, pair, num_valid);\n"
+    "    mark(marks, expert);\n"
+    "    block_barrier();\n"
+    "    sort_share(a, begin, end, num_valid, id, expert, false, starts, aligned, next, marks, warp_sums);\n"
     "}\n",
     NULL};
 static const char *const moer_source_22[] = { /* maps_cub.cu */
     "/*\n"
-    "  maps_cub.cu: the expert maps of any number of pairs, as maps.cu makes them, by CUB's block primitives: more threads a block, and all\n"
-    "  of a thread's pairs at once, where maps.cu goes through them in rounds. The one kernel family that needs headers of others.\n"
+    "  maps_cub.cu: the expert maps of more than 8192 pairs, as maps.cu makes them, ranked by CUB's block primitives. The one kernel family that\n"
+    "  needs headers of others.\n"
     "\n"
     "  moe_route_maps_cub_count    a block counts the experts of its share of consecutive pairs\n"
     "  moe_route_maps_cub_scatter  every block adds up the counts of all shares, as in maps.cu, then sorts its share tile by tile\n"
-    "  moe_route_maps_cub_block    up to 8192 pairs: one block sorts them all\n"
     "\n"
-    "  A tile is ranked by BlockRadixRankMatch with the local expert as the digit, and one more for pairs without a row, so that ranks are rows\n"
-    "  where there is one tile. The tile is brought into the order of rows in shared memory first: neighbours of a row are written by\n"
-    "  neighbouring threads, where scattered words would cost a store each.\n"
+    "  A tile is ranked by BlockRadixRankMatch with the local expert as the digit, and one more for pairs without a row. It is brought into\n"
+    "  the order of rows in shared memory first: neighbours of a row are written by neighbouring threads, where scattered words would cost\n"
+    "  a store each.\n"
     "\n"
     "  Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS, those of placement.h, and SORT_THREADS, a power of two up to 1024: shared\n"
-    "  memory has to have a counter for each digit and warp, and a thread registers for its pairs (layer.c chooses).\n"
+    "  memory has to have a counter for each digit and warp (layer.c chooses).\n"
     "*/\n"
     "enum : unsigned int { NUM_EXPERTS = E, SLOTS = K };\n"
     "#undef E /* names of template parameters there */\n"
@@ -5815,8 +5923,8 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "#include \"placement.h\"\n"
     "#include \"sort.h\"\n"
     "\n"
-    "#define TILE 1024u     /* pairs that the scatter kernel sorts at a time */\n"
-    "#define MAX_TILE 8192u /* and the block kernel */\n"
+    "#define TILE 1024u /* pairs that are sorted at a time */\n"
+    "#define PAIRS (TILE / SORT_THREADS)\n"
     "\n"
     "DEVICE constexpr int digit_bits() {\n"
     "    int bits = 1;\n"
@@ -5838,22 +5946,25 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "DEVICE sums operator+(const sums &a, const sums &b) { return {a.rows + b.rows, a.distinct + b.distinct, a.aligned + b.aligned}; }\n"
     "\n"
     "/* A thread's pairs lie 32 apart, a warp's together: the order in which tile_rank ranks equal digits. */\n"
-    "template <u32 PAIRS>\n"
     "DEVICE u32 place_in_tile(u32 i) { return (warp_index() * PAIRS + i) * 32 + lane_index(); }\n"
     "\n"
     "/* A thread's part of a ranked tile. */\n"
-    "template <u32 PAIRS>\n"
     "struct ranked {\n"
     "    u32 expert[PAIRS]; /* LOCAL_EXPERTS where the pair has no row */\n"
     "    int rank[PAIRS];\n"
     "    int count[BINS], start[BINS]; /* of its digits: pairs, and the first rank */\n"
     "};\n"
     "\n"
-    "template <u32 PAIRS, class Words>\n"
-    "DEVICE void rank_tile(const moer_maps_args &a, u64 begin, u32 num_valid, Words &words, ranked<PAIRS> &r) {\n"
+    "template <class Words>\n"
+    "DEVICE void rank_tile(const moer_maps_args &a, u32 begin, u32 num_valid, Words &words, ranked &r) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < PAIRS; i++) {\n"
-    "        const u32 local = local_expert(a, begin + place_in_tile<PAIRS>(i), num_valid);\n"
+    "        const u32 pair = begin + place_in_tile(i);\n"
+    "        r.expert[i] = pair < a.num_pairs \? load_4(a.ids + pair) : NOT_LOCAL;\n"
+    "    }\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < PAIRS; i++) {\n"
+    "        const u32 local = local_expert(a, r.expert[i], begin + place_in_tile(i), num_valid);\n"
     "        r.expert[i] = local != NOT_LOCAL \? local : LOCAL_EXPERTS;\n"
     "    }\n"
     "    tile_rank(SHARED_AS(tile_rank::TempStorage, words)).RankKeys(r.expert, r.rank, expert_digit(), r.start, [&](int (&counts)[BINS]) {\n"
@@ -5862,24 +5973,26 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "    });\n"
     "}\n"
     "\n"
-    "/* The rows of a ranked tile, whose row of rank 0 would be `offset(expert)`; `words` is free again after a barrier. */\n"
-    "template <u32 PAIRS, class Words, class Starts, class Aligned, class Offset>\n"
-    "DEVICE void write_tile(const moer_maps_args &a, u64 begin, u32 tile_rows, u32 all_rows, const ranked<PAIRS> &r, Words &words, Starts &starts, Aligned &aligned, Offset offset) {\n"
+    "/* The rows of a ranked tile, whose row of rank 0 would be offsets[expert], and which has offsets[LOCAL_EXPERTS] of them; `words` is free\n"
+    "   again after a barrier. */\n"
+    "template <class Words, class Starts, class Aligned, class Offsets>\n"
+    "DEVICE void write_tile(const moer_maps_args &a, u32 begin, u32 all_rows, const ranked &r, Words &words, Starts &starts, Aligned &aligned, Offsets &offsets) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < PAIRS; i++) {\n"
-    "        const u32 expert = r.expert[i], place = place_in_tile<PAIRS>(i);\n"
-    "        const u64 pair = begin + place;\n",
+    "        const u32 expert = r.expert[i], place = place_in_tile(i);\n"
+    "        const u32 pair = begin + place;\n"
     "        words[r.rank[i]] = expert << 16 | place;\n"
-    "        if (pair >= a.num_pairs) continue;\n"
-    "        if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != LOCAL_EXPERTS \? r.rank[i] + (int)offset(expert) : -1;\n"
+    "        if (pair >= a.num_pairs) continue;\n",
+    "        if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != LOCAL_EXPERTS \? r.rank[i] + (int)offsets[expert] : -1;\n"
     "        if (pair >= all_rows) { /* the row of this number doesn't exist */\n"
     "            if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;\n"
     "            if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;\n"
     "        }\n"
     "    }\n"
     "    block_barrier();\n"
+    "    const u32 tile_rows = offsets[LOCAL_EXPERTS];\n"
     "    for (u32 rank = thread_index(); rank < tile_rows; rank += SORT_THREADS) {\n"
-    "        const u32 word = words[rank], expert = word >> 16, row = rank + offset(expert);\n"
+    "        const u32 word = words[rank], expert = word >> 16, row = rank + offsets[expert];\n"
     "        const int pair = (int)(begin + (word & 0xffffu));\n"
     "        if (a.maps.row_to_pair) a.maps.row_to_pair[row] = pair;\n"
     "        if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;\n"
@@ -5908,10 +6021,9 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + TILE - 1) / TILE * TILE; }\n"
     "\n"
     "KERNEL(moe_route_maps_cub_count, SORT_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, counts, LOCAL_EXPERTS);\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    count_share(a, counts, (u64)block_index_x() * share_size(a), share_size(a));\n"
+    "    SHARED(u32, counts, COUNT_VECTORS * 8);\n"
+    "    const u32 begin = block_index_x() * share_size(a), end = begin + share_size(a);\n"
+    "    count_share(a, counts, begin, end < a.num_pairs \? end : a.num_pairs);\n"
     "}\n"
     "\n"
     "KERNEL(moe_route_maps_cub_scatter, SORT_THREADS, moer_maps_args) {\n"
@@ -5920,62 +6032,39 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "    SHARED(u32, offsets, LOCAL_EXPERTS + 1); /* of the tile: from rank to row; at the end its number of rows */\n"
     "    SHARED(u32, words, larger(SHARED_WORDS(tile_rank::TempStorage), TILE));\n"
     "    SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));\n"
+    "    const u32 share = share_size(a), begin = block_index_x() * share, first = thread_index() * BINS;\n"
+    "    for (u32 e = thread_index(); e <= LOCAL_EXPERTS; e += SORT_THREADS) {\n"
+    "        starts[e] = 0;\n"
+    "        offsets[e] = 0;\n"
+    "    }\n"
+    "    block_barrier();\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
-    "    const u32 num_valid = valid_pairs(a), share = share_size(a), first = thread_index() * BINS;\n"
-    "    const u64 begin = (u64)block_index_x() * share;\n"
+    "    const u32 num_valid = valid_pairs(a);\n"
+    "    add_counts(a, offsets, starts);\n"
+    "    block_barrier();\n"
     "    int count[BINS];  /* all pairs of the thread's experts */\n"
     "    u32 before[BINS]; /* and those of the shares before this one */\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < BINS; i++) {\n"
-    "        const int *counts = a.block_counts + first + i;\n"
-    "        count[i] = 0;\n"
-    "        before[i] = 0;\n"
-    "#pragma unroll 16\n"
-    "        for (u32 b = 0; b < a.num_blocks && first + i < LOCAL_EXPERTS; b++) {\n"
-    "            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);\n"
-    "            count[i] += (int)c;\n"
-    "            before[i] += b < block_index_x() \? c : 0;\n"
-    "        }\n"
+    "        before[i] = first + i < LOCAL_EXPERTS \? (u32)offsets[first + i] : 0;\n"
+    "        count[i] = first + i < LOCAL_EXPERTS \? (int)(starts[first + i] + before[i]) : 0;\n"
     "    }\n"
     "    const sums total = place_experts(a, count, starts, aligned, scan_words);\n"
     "    for (u32 done = 0; done < share && begin + done < a.num_pairs; done += TILE) {\n"
-    "        ranked<TILE / SORT_THREADS> r;\n"
-    "        rank_tile<TILE / SORT_THREADS>(a, begin + done, num_valid, words, r);\n"
+    "        ranked r;\n"
+    "        rank_tile(a, begin + done, num_valid, words, r);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < BINS; i++) {\n"
-    "            const u32 e = first + i;\n",
-    "            if (e < LOCAL_EXPERTS) offsets[e] = starts[e] + before[i] - (u32)r.start[i];\n"
+    "            const u32 e = first + i;\n"
+    "            if (e < LOCAL_EXPERTS) offsets[e] = starts[e] + before[i] - (u32)r.start[i];\n",
     "            if (e == LOCAL_EXPERTS) offsets[e] = (u32)r.start[i];\n"
     "            before[i] += (u32)r.count[i];\n"
     "        }\n"
     "        block_barrier();\n"
-    "        write_tile<TILE / SORT_THREADS>(a, begin + done, offsets[LOCAL_EXPERTS], total.rows, r, words, starts, aligned, [&](u32 expert) { return (u32)offsets[expert]; });\n"
+    "        write_tile(a, begin + done, total.rows, r, words, starts, aligned, offsets);\n"
     "        block_barrier();\n"
     "    }\n"
-    "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
-    "}\n"
-    "\n"
-    "template <u32 PAIRS, class Words, class Starts, class Aligned, class ScanWords>\n"
-    "DEVICE void sort_all(const moer_maps_args &a, Words &words, Starts &starts, Aligned &aligned, ScanWords &scan_words) {\n"
-    "    const u32 num_valid = valid_pairs(a);\n"
-    "    ranked<PAIRS> r;\n"
-    "    rank_tile<PAIRS>(a, 0, num_valid, words, r);\n"
-    "    const sums total = place_experts(a, r.count, starts, aligned, scan_words);\n"
-    "    write_tile<PAIRS>(a, 0, total.rows, total.rows, r, words, starts, aligned, [](u32) { return 0u; });\n"
-    "    for (u32 pair = thread_index(); pair < num_valid; pair += SORT_THREADS) add_load(a, pair);\n"
-    "}\n"
-    "\n"
-    "KERNEL(moe_route_maps_cub_block, SORT_THREADS, moer_maps_args) {\n"
-    "    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */\n"
-    "    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */\n"
-    "    SHARED(u32, words, larger(SHARED_WORDS(tile_rank::TempStorage), MAX_TILE));\n"
-    "    SHARED(u32, scan_words, SHARED_WORDS(expert_scan::TempStorage));\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
-    "    /* Two sizes: each is more to compile, and a pair too many costs a thread few instructions. */\n"
-    "    if (a.num_pairs <= MAX_TILE / 4) sort_all<MAX_TILE / 4 / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
-    "    else sort_all<MAX_TILE / SORT_THREADS>(a, words, starts, aligned, scan_words);\n"
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
@@ -6839,13 +6928,16 @@ static const char *const moer_source_29[] = { /* dispatch_large.cu */
     "    for (u32 r = thread_index(); r < ENTRIES; r += THREADS) total[r] = before[r] = 0;\n"
     "    block_barrier();\n"
     "    for (u32 r = thread_index(); r < ENTRIES * WAYS; r += THREADS) {\n"
-    "        const int *counts = a.block_counts + r % ENTRIES;\n"
     "        u32 all = 0, earlier = 0;\n"
-    "#pragma unroll 8\n"
-    "        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += WAYS) {\n"
-    "            const u32 count = load_4(counts + (u64)b * ENTRIES);\n"
-    "            all += count;\n"
-    "            earlier += b < block_index_y() \? count : 0;\n"
+    "        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += 8 * WAYS) { /* no branch between the loads: they are under way together */\n"
+    "            u32 count[8];\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 8; i++) count[i] = b + i * WAYS < grid_blocks_y() \? load_4(a.block_counts + (u64)(b + i * WAYS) * ENTRIES + r % ENTRIES) : 0;\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 8; i++) {\n"
+    "                all += count[i];\n"
+    "                earlier += b + i * WAYS < block_index_y() \? count[i] : 0;\n"
+    "            }\n"
     "        }\n"
     "        shared_atomic_add(total, r % ENTRIES, all);\n"
     "        shared_atomic_add(before, r % ENTRIES, earlier);\n"
@@ -6938,7 +7030,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_29},
     {"slots.cu", moer_source_30},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "07c2b3bacb4054154c5c38d7df5a744e91fe0e639c4775c28db9a40bce079e6f";
+static const char moer_sources_digest[] = "4bedb28107190afb49ca936043cb4041eb014c35be72236d860f46f9e1aef47e";
 
 /* ---- src/base.c ---- */
 /*
@@ -10337,8 +10429,8 @@ MOE_ROUTE_API void moe_route_context_get_info(const moe_route_context *context, 
 
 static const moer_family moer_family_route = {"route", "route.cu", {"moe_route_route", NULL, NULL}};
 static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk", NULL, NULL}};
-static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", NULL}};
-static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", "moe_route_maps_cub_block"}};
+static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", "moe_route_maps_sort"}};
+static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
@@ -12932,9 +13024,9 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
-/* Whether the maps of so many pairs are sorted by maps_cub.cu. Up to 64 tokens nothing is, so that no machine needs CUB for decoding. */
+/* Whether the maps of so many pairs are sorted by maps_cub.cu: none that are one launch otherwise. */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) {
-    return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS && num_pairs > MOER_MAX_TOKENS_WITHOUT_CUB * layer->router.top_k;
+    return layer->cub_maps && num_pairs > MOER_SORT_PAIRS;
 }
 
 /* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
@@ -12943,13 +13035,12 @@ static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return lay
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
     const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);
-    const int own = !cub || !moer_layer_sorts_by_cub(layer, MOER_SMALL_PAIRS + layer->router.top_k);
     char defines[MOER_DEFINES_MAX] = "";
-    moe_route_status status = MOE_ROUTE_OK;
+    moe_route_status status;
     moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
-    if (own) status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+    status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
     if (status != MOE_ROUTE_OK || !cub) return status;
     moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
     return moer_layer_need(layer, &moer_family_maps_cub, defines, &layer->maps_cub);
@@ -13275,10 +13366,26 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs) {
-    const uint32_t blocks = moer_divide_up(num_pairs, cub ? 1024 : 512);
-    if (num_pairs <= (cub ? 8192u : 2048u)) return 1; /* a few rounds more are less than a second launch */
-    return blocks < 128 ? blocks : 128;
+/* What the blocks of the two launches sort one by one. */
+static uint32_t moer_maps_tiles(const moe_route_layer *layer, uint32_t num_pairs) { return moer_divide_up(num_pairs, moer_layer_sorts_by_cub(layer, num_pairs) ? 1024 : 512); }
+
+/* Blocks whose counts have to have room: none in one launch. In two, all blocks read the counts of all, as many bytes as the square of their
+   number times the experts, and go through their tiles one by one: the sum is least about here. None has more than 7168 pairs. Never fewer
+   for more pairs, so that the workspace of many tokens does for fewer. */
+static uint32_t moer_maps_counted(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t tiles = moer_maps_tiles(layer, num_pairs), least = moer_divide_up(num_pairs, 7168);
+    uint64_t blocks = 32;
+    if (num_pairs <= MOER_SORT_PAIRS) return 0;
+    while (blocks * blocks * blocks * layer->router.num_local_experts < (uint64_t)512 * num_pairs) blocks++;
+    if (blocks < least) blocks = least;
+    return blocks < tiles ? (uint32_t)blocks : tiles;
+}
+
+/* In one launch as many as share the aligned form's padding well; in two as many as have work where each has whole tiles. */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t tiles = moer_maps_tiles(layer, num_pairs);
+    if (num_pairs <= MOER_SORT_PAIRS) return num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
+    return moer_divide_up(tiles, moer_divide_up(tiles, moer_maps_counted(layer, num_pairs)));
 }
 
 /* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
@@ -13313,7 +13420,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * num_local, 4, &w->block_counts); /* CUB needs fewer */
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_counted(layer, num_pairs) * moer_divide_up(num_local, 8), 16, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */
@@ -13727,10 +13834,10 @@ static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_la
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k;
     const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
-    const uint32_t blocks = moer_maps_blocks(cub, num_pairs);
+    const uint32_t blocks = moer_maps_blocks(layer, num_pairs);
     const moer_variant *variant = cub ? layer->maps_cub : layer->maps;
-    const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 256;
-    const uint32_t first = blocks > 1 ? 0 : cub ? 2 : 1, end = blocks > 1 ? 2 : first + 1; /* one share needs no count */
+    const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 512;
+    const uint32_t first = num_pairs <= MOER_SORT_PAIRS ? 2 : 0, end = first == 0 ? 2 : 3;
     uint32_t i;
     for (i = first; i < end; i++) {
         moer_maps_args *args = &moer_sequence_add(sequence, variant, i, blocks, 1, threads)->args.maps;

@@ -182,7 +182,7 @@ static void bench_router(bench *b, uint32_t num_experts, uint32_t top_k) {
         r.route.num_tokens = tokens[i];
         printf("E %4u k %2u  T %5u  router %8.2f us", (unsigned)num_experts, (unsigned)top_k, (unsigned)tokens[i], time_calls(b, run_route, &r));
         print_maps(b, &r, "maps", tokens[i], out + pairs * 20, (size_t)(pairs * 8));
-        if (b->cub && tokens[i] * top_k > MOER_SMALL_PAIRS) print_maps(b, &by_cub, "by CUB", tokens[i], out + pairs * 20, (size_t)(pairs * 8));
+        if (b->cub && tokens[i] * top_k > MOER_SORT_PAIRS) print_maps(b, &by_cub, "by CUB", tokens[i], out + pairs * 20, (size_t)(pairs * 8));
         printf("\n");
     }
     moe_route_layer_destroy(r.layer);

@@ -48,12 +48,12 @@ typedef struct moer_route_args {
     float scale;
 } moer_route_args;
 
-/* maps.cu: the sort of any number of pairs, in two launches */
+/* maps.cu and maps_cub.cu: the sort of any number of pairs */
 typedef struct moer_maps_args {
     MOER_ADDRESS(const int) ids;              /* [T, k] */
     MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */
     MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */
-    MOER_ADDRESS(int) block_counts;           /* [num_blocks, E_local]: pairs of each expert in a block's share */
+    MOER_ADDRESS(int) block_counts;           /* sort.h's counts of each block's share */
     moer_maps_out maps;
     unsigned int num_pairs;                   /* T * k */
     unsigned int num_blocks;

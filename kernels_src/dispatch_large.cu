@@ -35,13 +35,16 @@ DEVICE void add_shares(const moer_dispatch_args &a, Counts &total, Counts &befor
     for (u32 r = thread_index(); r < ENTRIES; r += THREADS) total[r] = before[r] = 0;
     block_barrier();
     for (u32 r = thread_index(); r < ENTRIES * WAYS; r += THREADS) {
-        const int *counts = a.block_counts + r % ENTRIES;
         u32 all = 0, earlier = 0;
-#pragma unroll 8
-        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += WAYS) {
-            const u32 count = load_4(counts + (u64)b * ENTRIES);
-            all += count;
-            earlier += b < block_index_y() ? count : 0;
+        for (u32 b = r / ENTRIES; b < grid_blocks_y(); b += 8 * WAYS) { /* no branch between the loads: they are under way together */
+            u32 count[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) count[i] = b + i * WAYS < grid_blocks_y() ? load_4(a.block_counts + (u64)(b + i * WAYS) * ENTRIES + r % ENTRIES) : 0;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                all += count[i];
+                earlier += b + i * WAYS < block_index_y() ? count[i] : 0;
+            }
         }
         shared_atomic_add(total, r % ENTRIES, all);
         shared_atomic_add(before, r % ENTRIES, earlier);

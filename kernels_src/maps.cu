@@ -1,15 +1,17 @@
 /*
-  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert in two launches, or one where there is one share.
+  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert, in one launch of several blocks or in two.
 
-  moe_route_maps_count    a block counts the experts of its share of consecutive pairs
-  moe_route_maps_scatter  every block adds up the counts of all shares and so knows where its own pairs of each expert begin; then its
-                          warps, which share its pairs in order, give each pair its row. What has an entry per expert is written by the first.
-                          One share alone needs no count before.
+  moe_route_maps_sort     up to 8192 pairs: every block counts all of them, those before its own share and the others
+  moe_route_maps_count    more: a block counts the experts of its share of consecutive pairs
+  moe_route_maps_scatter  and then every block adds up the counts of all shares
 
-  Adding up in every block costs shares * E loads from L2, all independent, and saves a launch and a second trip through memory; shares
-  are few (at most 128) for that. Order within a warp's 32 pairs comes from match and popcount, between them from the warp's cursors, between warps from
-  their counts: the result is the same each time. Atomic are only counts. Small batches don't come here: route.cu sorts
-  them in the router's launch.
+  So a block knows where its own pairs of each expert begin, without a word from the others. It ranks them tile by tile: a pair is a bit
+  in its expert's words of shared memory, and its rank the number of bits before it. No pass over the pairs waits for another, and the
+  result is the same each time: atomic are only counts, and bits of which each is set once. What has an entry per expert is written by
+  the first block, and what the aligned form has beside the rows by all, which is why there are 16 of them or more. Small batches
+  don't come here: route.cu sorts them in the router's launch.
+
+  Shared memory is cleared, and the scatter kernel's first ids are read, before the kernel before this one has ended.
 
   Constants: E, K (slots a token), FIRST_EXPERT, LOCAL_EXPERTS and those of placement.h. Pairs whose expert isn't local have no row.
 */
@@ -18,148 +20,208 @@
 #include "tokens.h"
 #include "placement.h"
 
-#define SORT_THREADS 256
+#define SORT_THREADS 512
 #include "sort.h"
 
-#define SCAN_WARPS (SORT_THREADS / 32)
-/* Warps that have cursors: as many as shared memory has room for. */
-#define SORT_WARPS (LOCAL_EXPERTS <= 512 ? 8 : LOCAL_EXPERTS <= 1024 ? 4 : 2)
-/* Experts that a thread adds up, consecutive ones. */
-#define THREAD_EXPERTS ((LOCAL_EXPERTS + SORT_THREADS - 1) / SORT_THREADS)
+/* Pairs that one launch sorts at most. */
+#define SORT_PAIRS 8192u
+/* Warps with a pair each lane: as many as 48 KB have room for a word each of every expert, beside three words an expert. */
+#define TILE_WARPS (LOCAL_EXPERTS <= 512 ? 16 : LOCAL_EXPERTS <= 1024 ? 8 : LOCAL_EXPERTS <= 1536 ? 4 : 2)
+#define TILE (TILE_WARPS * 32)
+/* Experts that a thread adds up, consecutive ones, and the warps for that. */
+#define THREAD_EXPERTS ((LOCAL_EXPERTS + 255) / 256)
+#define SCAN_WARPS ((LOCAL_EXPERTS + 32 * THREAD_EXPERTS - 1) / (32 * THREAD_EXPERTS))
 
-/* Pairs of a warp's part of a share; a share has SORT_WARPS of them. */
-DEVICE u32 part_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32; }
+/* Pairs of a block. */
+DEVICE u32 share_size(const moer_maps_args &a) { return ((a.num_pairs + a.num_blocks - 1) / a.num_blocks + 31) / 32 * 32; }
 
-KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {
-    SHARED(u32, counts, LOCAL_EXPERTS);
-    wait_for_previous_kernels();
-    let_next_kernel_start();
-    const u32 share = part_size(a) * SORT_WARPS;
-    count_share(a, counts, (u64)block_index_x() * share, share);
-}
+/* The end of a block's pairs. */
+DEVICE u32 share_end(const moer_maps_args &a, u32 begin) { return begin + share_size(a) < a.num_pairs ? begin + share_size(a) : a.num_pairs; }
 
-/* Sums over the threads before this one; total: over all. */
+/* Whether the thread has this pair, of a tile that starts at `begin` in a share with this end. */
+DEVICE bool is_inside(u32 pair, u32 begin, u32 end) { return pair < end && pair - begin < TILE; }
+
+/* Sums over the threads before this one; all threads of SCAN_WARPS warps have some, and a barrier is passed by all threads. */
 template <class Words>
 DEVICE sums scan_block(Words &warp_sums, const sums &own, sums &total) {
     const u32 lane = lane_index(), warp = warp_index();
     sums s = own;
+    if (warp < SCAN_WARPS) {
 #pragma unroll
-    for (u32 delta = 1; delta < 32; delta *= 2) {
-        const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);
-        if (lane < delta) continue;
-        s.rows += rows;
-        s.distinct += distinct;
-        s.aligned += aligned;
-    }
-    if (lane == 31) {
-        warp_sums[warp] = s.rows;
-        warp_sums[SCAN_WARPS + warp] = s.distinct;
-        warp_sums[SCAN_WARPS * 2 + warp] = s.aligned;
+        for (u32 delta = 1; delta < 32; delta *= 2) {
+            const u32 rows = warp_shuffle_up(s.rows, delta), distinct = warp_shuffle_up(s.distinct, delta), aligned = warp_shuffle_up(s.aligned, delta);
+            if (lane < delta) continue;
+            s.rows += rows;
+            s.distinct += distinct;
+            s.aligned += aligned;
+        }
+        if (lane == 31) {
+            const u32x4 words = {{s.rows, s.distinct, s.aligned, 0}};
+            shared_store_4(warp_sums, warp * 4, words);
+        }
     }
     block_barrier();
     s.rows -= own.rows;
     s.distinct -= own.distinct;
     s.aligned -= own.aligned;
     total.rows = total.distinct = total.aligned = 0;
+    if (warp >= SCAN_WARPS) return s;
+#pragma unroll
     for (u32 w = 0; w < SCAN_WARPS; w++) {
-        const u32 rows = warp_sums[w], distinct = warp_sums[SCAN_WARPS + w], aligned = warp_sums[SCAN_WARPS * 2 + w];
+        const auto words = shared_load_4(warp_sums, w * 4);
         if (w < warp) {
-            s.rows += rows;
-            s.distinct += distinct;
-            s.aligned += aligned;
+            s.rows += (u32)words.x;
+            s.distinct += (u32)words.y;
+            s.aligned += (u32)words.z;
         }
-        total.rows += rows;
-        total.distinct += distinct;
-        total.aligned += aligned;
+        total.rows += (u32)words.x;
+        total.distinct += (u32)words.y;
+        total.aligned += (u32)words.z;
     }
     return s;
 }
 
-/* Advances the warp's cursors by 32 pairs; returns the cursor of the lane's expert before them plus its rank among them. */
-template <class Cursors>
-DEVICE u32 take_row(Cursors &cursors, u32 expert) {
-    const u32 peers = warp_match(expert), lane = lane_index(), at = warp_index() * LOCAL_EXPERTS + expert;
-    u32 row = 0;
-    if (expert != NOT_LOCAL) row = cursors[at] + popcount(peers & ((1u << lane) - 1));
-    warp_barrier();
-    if (expert != NOT_LOCAL && (peers >> lane) == 1u) cursors[at] = row + 1; /* the last of its peers */
-    warp_barrier();
-    return row;
+/* Sets the pair's bit. */
+template <class Marks>
+DEVICE void mark(Marks &marks, u32 expert) {
+    if (expert != NOT_LOCAL) shared_atomic_add(marks, warp_index() * LOCAL_EXPERTS + expert, 1u << lane_index());
 }
 
-KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {
-    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */
-    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */
-    SHARED(u32, cursors, SORT_WARPS * LOCAL_EXPERTS);
-    SHARED(u32, warp_sums, SCAN_WARPS * 3);
-    wait_for_previous_kernels();
-    let_next_kernel_start();
-    const u32 thread = thread_index(), block = block_index_x(), lane = lane_index(), warp = warp_index();
-    const u32 num_valid = valid_pairs(a), part = part_size(a), first = thread * THREAD_EXPERTS;
-    const u64 begin = ((u64)block * SORT_WARPS + warp) * part;
-
-    /* Pairs of each warp's part. */
-    for (u32 i = thread; i < SORT_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) cursors[i] = 0;
-    block_barrier();
-    if (warp < SORT_WARPS)
-        for (u32 i = lane; i < part && begin + i < num_valid; i += 32) {
-            const u32 expert = local_expert(a, begin + i, num_valid);
-            if (expert != NOT_LOCAL) shared_atomic_add(cursors, warp * LOCAL_EXPERTS + expert, 1);
-            if (a.num_blocks == 1) add_load(a, begin + i);
-        }
-    if (a.num_blocks == 1) block_barrier();
-
-    /* All pairs of the thread's experts, and those of the shares before this one. */
+/* From the counts of each expert in the pairs before the block's share, `next`, and in the others, `starts`, and with the first tile
+   marked, all maps. `id` is that of the thread's pair of it. */
+template <class Starts, class Aligned, class Next, class Marks, class Words>
+DEVICE void sort_share(const moer_maps_args &a, u32 begin, u32 end, u32 num_valid, u32 id, u32 expert, bool adds_load, Starts &starts, Aligned &aligned, Next &next, Marks &marks, Words &warp_sums) {
+    const u32 thread = thread_index(), lane = lane_index(), warp = warp_index(), first = thread * THREAD_EXPERTS;
     u32 count[THREAD_EXPERTS], before[THREAD_EXPERTS];
     sums own = {0, 0, 0}, total;
 #pragma unroll
     for (u32 i = 0; i < THREAD_EXPERTS; i++) {
         count[i] = before[i] = 0;
         if (first + i >= LOCAL_EXPERTS) continue;
-        const int *counts = a.block_counts + first + i;
-        for (u32 w = 0; w < SORT_WARPS && a.num_blocks == 1; w++) count[i] += cursors[w * LOCAL_EXPERTS + first + i];
-#pragma unroll 16
-        for (u32 b = 0; b < a.num_blocks && a.num_blocks != 1; b++) {
-            const u32 c = load_4(counts + (u64)b * LOCAL_EXPERTS);
-            count[i] += c;
-            before[i] += b < block ? c : 0;
-        }
+        before[i] = next[first + i];
+        count[i] = starts[first + i] + before[i];
         own.rows += count[i];
         own.distinct += count[i] != 0;
         own.aligned += align_rows(a, count[i]);
     }
-    sums at = scan_block(warp_sums, own, total); /* its barrier is also between the parts' counts and their cursors */
+    sums at = scan_block(warp_sums, own, total);
 #pragma unroll
     for (u32 i = 0; i < THREAD_EXPERTS; i++) {
-        const u32 e = first + i;
-        if (e >= LOCAL_EXPERTS) break;
-        u32 row = at.rows + before[i];
-        for (u32 w = 0; w < SORT_WARPS; w++) {
-            const u32 pairs = cursors[w * LOCAL_EXPERTS + e];
-            cursors[w * LOCAL_EXPERTS + e] = row;
-            row += pairs;
-        }
-        place_expert(a, starts, aligned, e, count[i], at);
+        if (first + i >= LOCAL_EXPERTS) break;
+        next[first + i] = at.rows + before[i];
+        place_expert(a, starts, aligned, first + i, count[i], at);
     }
     if (thread == 0) place_end(a, starts, aligned, total);
     block_barrier();
 
-    for (u32 i = 0; warp < SORT_WARPS && i < part; i += 32) {
-        const u64 position = begin + i + lane;
-        const bool exists = position < a.num_pairs;
-        const u32 pair = (u32)position, expert = local_expert(a, position, num_valid), row = take_row(cursors, expert);
+    const u32 num_rows = starts[LOCAL_EXPERTS];
+    for (;;) {
+        const u32 pair = begin + thread, next_pair = pair + TILE;
+        const bool inside = is_inside(pair, begin, end);
+        const u32 next_id = is_inside(next_pair, begin + TILE, end) ? load_4(a.ids + next_pair) : NOT_LOCAL;
         if (expert != NOT_LOCAL) {
+            u32 row = next[expert] + popcount(marks[warp * LOCAL_EXPERTS + expert] & ((1u << lane) - 1));
+#pragma unroll 4
+            for (u32 w = 0; w < warp; w++) row += popcount(marks[w * LOCAL_EXPERTS + expert]);
             if (a.maps.row_to_pair) a.maps.row_to_pair[row] = (int)pair;
             if (a.maps.row_to_expert) a.maps.row_to_expert[row] = (int)expert;
+            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = (int)row;
             if (a.maps.aligned_row_to_pair) a.maps.aligned_row_to_pair[aligned[expert] + (row - starts[expert])] = (int)pair;
+        } else if (inside && a.maps.pair_to_row) {
+            a.maps.pair_to_row[pair] = -1;
         }
-        if (exists) {
-            if (a.maps.pair_to_row) a.maps.pair_to_row[pair] = expert != NOT_LOCAL ? (int)row : -1;
-            if (pair >= total.rows) { /* the row of this number doesn't exist */
-                if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;
-                if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;
+        if (inside && pair >= num_rows) { /* the row of this number doesn't exist */
+            if (a.maps.row_to_pair) a.maps.row_to_pair[pair] = -1;
+            if (a.maps.row_to_expert) a.maps.row_to_expert[pair] = -1;
+        }
+        if (inside && adds_load) add_load(a, id, pair, num_valid);
+        begin += TILE;
+        if (begin >= end) break;
+        id = next_id;
+        expert = local_expert(a, id, next_pair, num_valid);
+        block_barrier();
+        for (u32 e = thread; e < LOCAL_EXPERTS; e += SORT_THREADS) {
+            u32 pairs = 0;
+#pragma unroll
+            for (u32 w = 0; w < TILE_WARPS; w++) {
+                pairs += popcount(marks[w * LOCAL_EXPERTS + e]);
+                marks[w * LOCAL_EXPERTS + e] = 0;
             }
+            next[e] += pairs;
         }
+        block_barrier();
+        mark(marks, expert);
+        block_barrier();
     }
     if (a.maps.block_size) finish_aligned(a, starts, aligned);
+}
+
+template <class Starts, class Next, class Marks>
+DEVICE void clear(Starts &starts, Next &next, Marks &marks) {
+    for (u32 e = thread_index(); e <= LOCAL_EXPERTS; e += SORT_THREADS) {
+        starts[e] = 0;
+        next[e] = 0;
+    }
+    for (u32 i = thread_index(); i < TILE_WARPS * LOCAL_EXPERTS; i += SORT_THREADS) marks[i] = 0;
+}
+
+/* Counts all pairs, PAIRS a thread: those before `begin`, and the others. */
+template <u32 PAIRS, class Before, class Others>
+DEVICE void count_all(const moer_maps_args &a, u32 begin, u32 num_valid, Before &before, Others &others) {
+    u32 id[PAIRS];
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) id[i] = i * SORT_THREADS + thread_index() < a.num_pairs ? load_4(a.ids + i * SORT_THREADS + thread_index()) : NOT_LOCAL;
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) {
+        const u32 pair = i * SORT_THREADS + thread_index(), expert = local_expert(a, id[i], pair, num_valid);
+        if (expert == NOT_LOCAL) continue;
+        if (pair < begin) shared_atomic_add(before, expert, 1);
+        else shared_atomic_add(others, expert, 1);
+    }
+}
+
+KERNEL(moe_route_maps_sort, SORT_THREADS, moer_maps_args) {
+    SHARED(u32, starts, LOCAL_EXPERTS + 1);  /* first row of each expert */
+    SHARED(u32, aligned, LOCAL_EXPERTS + 1); /* likewise among the aligned rows */
+    SHARED(u32, next, LOCAL_EXPERTS + 1);    /* row of the tile's first pair of each expert */
+    SHARED(u32, marks, TILE_WARPS * LOCAL_EXPERTS);
+    SHARED(u32, warp_sums, SCAN_WARPS * 4);
+    clear(starts, next, marks);
+    block_barrier();
+    wait_for_previous_kernels();
+    let_next_kernel_start();
+    const u32 begin = block_index_x() * share_size(a), end = share_end(a, begin), pair = begin + thread_index();
+    const u32 id = is_inside(pair, begin, end) ? load_4(a.ids + pair) : NOT_LOCAL, num_valid = valid_pairs(a);
+    if (a.num_pairs <= SORT_PAIRS / 4) count_all<SORT_PAIRS / 4 / SORT_THREADS>(a, begin, num_valid, next, starts);
+    else count_all<SORT_PAIRS / SORT_THREADS>(a, begin, num_valid, next, starts);
+    const u32 expert = local_expert(a, id, pair, num_valid);
+    mark(marks, expert);
+    block_barrier();
+    sort_share(a, begin, end, num_valid, id, expert, true, starts, aligned, next, marks, warp_sums);
+}
+
+KERNEL(moe_route_maps_count, SORT_THREADS, moer_maps_args) {
+    SHARED(u32, counts, COUNT_VECTORS * 8);
+    const u32 begin = block_index_x() * share_size(a);
+    count_share(a, counts, begin, share_end(a, begin));
+}
+
+KERNEL(moe_route_maps_scatter, SORT_THREADS, moer_maps_args) {
+    SHARED(u32, starts, LOCAL_EXPERTS + 1);
+    SHARED(u32, aligned, LOCAL_EXPERTS + 1);
+    SHARED(u32, next, LOCAL_EXPERTS + 1);
+    SHARED(u32, marks, TILE_WARPS * LOCAL_EXPERTS);
+    SHARED(u32, warp_sums, SCAN_WARPS * 4);
+    clear(starts, next, marks);
+    block_barrier();
+    const u32 begin = block_index_x() * share_size(a), end = share_end(a, begin), pair = begin + thread_index();
+    const u32 id = is_inside(pair, begin, end) ? load_fresh_4(a.ids + pair) : NOT_LOCAL; /* of a kernel before the count */
+    wait_for_previous_kernels();
+    let_next_kernel_start();
+    const u32 num_valid = valid_pairs(a);
+    add_counts(a, next, starts);
+    const u32 expert = local_expert(a, id, pair, num_valid);
+    mark(marks, expert);
+    block_barrier();
+    sort_share(a, begin, end, num_valid, id, expert, false, starts, aligned, next, marks, warp_sums);
 }

@@ -466,10 +466,10 @@ typedef struct moe_route_layer_desc {
                                           layer is refused without. OFF: by built-in rules. No output depends on it */
     uint32_t grouped_rows;             /* rows of a tile of the kernels for many rows an expert: 32, 64 or 128. 0: by
                                           what was tuned, else by the average rows of an expert. No output depends on it */
-    moe_route_switch cub_maps;         /* maps of more than 64 tokens and 512 pairs by CUB's block primitives: the same maps, to the
-                                          bit. AUTO: off. ON: required; where a kernel has to be compiled and CUB's headers aren't
-                                          found, creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768
-                                          local experts are sorted as with OFF */
+    moe_route_switch cub_maps;         /* maps of more than 8192 pairs by CUB's block primitives: the same maps, to the bit. AUTO: off, since
+                                          it isn't faster. ON: required; where a kernel has to be compiled and CUB's headers aren't found,
+                                          creating the layer fails with ERROR_NO_COMPILER and says what to do. More than 768 local experts
+                                          are sorted as with OFF */
 } moe_route_layer_desc;
 
 typedef struct moe_route_layer moe_route_layer;

@@ -22,12 +22,12 @@
 #define MOER_MAX_TOKENS 1048576u
 #define MOER_MAX_SIZE 65536u
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
+#define MOER_SORT_PAIRS 8192u /* up to here maps of more pairs are one launch: counting all in every block costs less than another one */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
 /* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
    others. */
 #define MOER_FEW_ROWS 12u
 #define MOER_FEW_ROWS_PLAIN 6u
-#define MOER_MAX_TOKENS_WITHOUT_CUB 64u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -426,7 +426,7 @@ struct moe_route_layer {
     uint32_t hidden_size, intermediate_size; /* 0: no experts */
     moe_route_dtype dtype, rows_dtype;
     int gated, interleaved, weight_on_input, dependent, fused_combine;
-    int cub_maps;             /* more than MOER_SMALL_PAIRS pairs go through maps_cub.cu */
+    int cub_maps;             /* more than MOER_SORT_PAIRS pairs go through maps_cub.cu */
     int grouped;              /* more than moer_layer_few_pairs() pairs go through grouped.cu */
     int tuned;                /* choices are what moe_route_layer_tune kept */
     int may_separate;         /* tuning could make down matmul and combine two kernels */
@@ -471,7 +471,7 @@ static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_ma
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
-static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs); /* shares of the maps' pairs */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs); /* shares of the maps' pairs */
 
 /* ---- sequence.c: the launches of one operation ---- */
 typedef struct moer_launch {

@@ -296,9 +296,9 @@ static moe_route_status moer_layer_need_topk(moe_route_layer *layer) {
     return moer_layer_need(layer, &moer_family_topk, defines, &layer->topk);
 }
 
-/* Whether the maps of so many pairs are sorted by maps_cub.cu. Up to 64 tokens nothing is, so that no machine needs CUB for decoding. */
+/* Whether the maps of so many pairs are sorted by maps_cub.cu: none that are one launch otherwise. */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs) {
-    return layer->cub_maps && num_pairs > MOER_SMALL_PAIRS && num_pairs > MOER_MAX_TOKENS_WITHOUT_CUB * layer->router.top_k;
+    return layer->cub_maps && num_pairs > MOER_SORT_PAIRS;
 }
 
 /* Threads of its blocks: shared memory, 48 KB, holds a counter for each warp and digit, digits being a power of two above the local experts.
@@ -307,13 +307,12 @@ static uint32_t moer_cub_maps_threads(const moe_route_layer *layer) { return lay
 
 static moe_route_status moer_layer_need_maps(moe_route_layer *layer) {
     const int cub = moer_layer_sorts_by_cub(layer, layer->max_tokens * layer->router.top_k);
-    const int own = !cub || !moer_layer_sorts_by_cub(layer, MOER_SMALL_PAIRS + layer->router.top_k);
     char defines[MOER_DEFINES_MAX] = "";
-    moe_route_status status = MOE_ROUTE_OK;
+    moe_route_status status;
     moer_define(defines, "E", layer->router.num_experts);
     moer_define(defines, "K", layer->router.top_k);
     moer_define_placement(defines, &layer->router);
-    if (own) status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
+    status = moer_layer_need(layer, &moer_family_maps, defines, &layer->maps);
     if (status != MOE_ROUTE_OK || !cub) return status;
     moer_define(defines, "SORT_THREADS", moer_cub_maps_threads(layer));
     return moer_layer_need(layer, &moer_family_maps_cub, defines, &layer->maps_cub);
@@ -639,10 +638,26 @@ static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t n
     return num_pairs < layer->router.num_local_experts ? num_pairs : layer->router.num_local_experts;
 }
 
-static uint32_t moer_maps_blocks(int cub, uint32_t num_pairs) {
-    const uint32_t blocks = moer_divide_up(num_pairs, cub ? 1024 : 512);
-    if (num_pairs <= (cub ? 8192u : 2048u)) return 1; /* a few rounds more are less than a second launch */
-    return blocks < 128 ? blocks : 128;
+/* What the blocks of the two launches sort one by one. */
+static uint32_t moer_maps_tiles(const moe_route_layer *layer, uint32_t num_pairs) { return moer_divide_up(num_pairs, moer_layer_sorts_by_cub(layer, num_pairs) ? 1024 : 512); }
+
+/* Blocks whose counts have to have room: none in one launch. In two, all blocks read the counts of all, as many bytes as the square of their
+   number times the experts, and go through their tiles one by one: the sum is least about here. None has more than 7168 pairs. Never fewer
+   for more pairs, so that the workspace of many tokens does for fewer. */
+static uint32_t moer_maps_counted(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t tiles = moer_maps_tiles(layer, num_pairs), least = moer_divide_up(num_pairs, 7168);
+    uint64_t blocks = 32;
+    if (num_pairs <= MOER_SORT_PAIRS) return 0;
+    while (blocks * blocks * blocks * layer->router.num_local_experts < (uint64_t)512 * num_pairs) blocks++;
+    if (blocks < least) blocks = least;
+    return blocks < tiles ? (uint32_t)blocks : tiles;
+}
+
+/* In one launch as many as share the aligned form's padding well; in two as many as have work where each has whole tiles. */
+static uint32_t moer_maps_blocks(const moe_route_layer *layer, uint32_t num_pairs) {
+    const uint32_t tiles = moer_maps_tiles(layer, num_pairs);
+    if (num_pairs <= MOER_SORT_PAIRS) return num_pairs <= 2048 ? 16 : moer_divide_up(num_pairs, 128);
+    return moer_divide_up(tiles, moer_divide_up(tiles, moer_maps_counted(layer, num_pairs)));
 }
 
 /* As many as keep memory busy, or fewer where every block would have too many counts to add up. */
@@ -677,7 +692,7 @@ static int moer_workspace_lay_out(const moe_route_layer *layer, uint32_t num_tok
     fits &= moer_workspace_take(w, (size_t)distinct + 1, 4, &w->distinct_offsets);
     fits &= moer_workspace_take(w, 1, 4, &w->distinct_count);
     if (cpu) fits &= moer_workspace_take(w, (size_t)num_local + 1, 4, &w->expert_offsets);
-    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_blocks(0, num_pairs) * num_local, 4, &w->block_counts); /* CUB needs fewer */
+    else if (!small) fits &= moer_workspace_take(w, (size_t)moer_maps_counted(layer, num_pairs) * moer_divide_up(num_local, 8), 16, &w->block_counts);
     if (runs || slots) fits &= moer_size_mul(num_pairs, layer->intermediate_size, &columns) && moer_workspace_take(w, columns, moer_dtype_size(layer->dtype), &w->h);
     if (runs && (cpu || !small || layer->may_separate || !layer->fused_combine)) {
         /* Room for whatever fewer tokens need too: grouped.cu leaves the layer's dtype, other kernels f32. */

@@ -69,10 +69,10 @@ static void moer_sequence_large_maps(moer_sequence *sequence, const moe_route_la
                                      const moer_workspace *w, moe_route_address workspace) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k;
     const int cub = moer_layer_sorts_by_cub(layer, num_pairs);
-    const uint32_t blocks = moer_maps_blocks(cub, num_pairs);
+    const uint32_t blocks = moer_maps_blocks(layer, num_pairs);
     const moer_variant *variant = cub ? layer->maps_cub : layer->maps;
-    const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 256;
-    const uint32_t first = blocks > 1 ? 0 : cub ? 2 : 1, end = blocks > 1 ? 2 : first + 1; /* one share needs no count */
+    const uint32_t threads = cub ? moer_cub_maps_threads(layer) : 512;
+    const uint32_t first = num_pairs <= MOER_SORT_PAIRS ? 2 : 0, end = first == 0 ? 2 : 3;
     uint32_t i;
     for (i = first; i < end; i++) {
         moer_maps_args *args = &moer_sequence_add(sequence, variant, i, blocks, 1, threads)->args.maps;

@@ -159,34 +159,60 @@ static int goes_by_cub(const maps_case *c, uint32_t num_tokens, uint32_t *num_la
     return plan.num_launches && strncmp(plan.launches[0].kernel, "maps_cub", 8) == 0;
 }
 
-/* The sort by CUB: tiles that are full, one pair over and nearly empty, one block and several, shares of more than one tile; experts
-   around the powers of two that decide on its blocks, and one more than it takes. */
-TEST(maps_by_cub_match_their_definition) {
-    static const maps_case cases[] = {
-        {255, 8, 0, 0, 0, 0, 0}, {256, 8, 0, 0, 0, 0, 1}, {511, 2, 0, 0, 0, 0, 0}, {512, 10, 0, 0, 0, 0, 1}, {768, 3, 0, 0, 0, 0, 0}, {769, 8, 0, 0, 0, 0, 0}, {2048, 7, 900, 300, 0, 0, 0},
-        {1, 1, 0, 0, 0, 0, 0}, {60, 6, 30, 30, 0, 0, 1}, {32, 4, 10, 20, 3, 48, 1}, {40, 5, 0, 0, 64, 2048, 0}, {100, 64, 3, 64, 0, 0, 0},
-    };
+/* Sorts of many pairs: tiles that are full, one pair over and nearly empty, one block and several, one launch and two, shares of more than
+   one tile; experts around the powers of two and the sizes that decide on a block's tile, or whether CUB takes them. */
+static const maps_case many_pairs_cases[] = {
+    {255, 8, 0, 0, 0, 0, 0}, {256, 8, 0, 0, 0, 0, 1}, {511, 2, 0, 0, 0, 0, 0}, {512, 10, 0, 0, 0, 0, 1}, {768, 3, 0, 0, 0, 0, 0}, {769, 8, 0, 0, 0, 0, 0}, {2048, 7, 900, 300, 0, 0, 0},
+    {1, 1, 0, 0, 0, 0, 0}, {60, 6, 30, 30, 0, 0, 1}, {32, 4, 10, 20, 3, 48, 1}, {40, 5, 0, 0, 64, 2048, 0}, {100, 64, 3, 64, 0, 0, 0}, {1025, 4, 0, 0, 0, 0, 0}, {1537, 2, 0, 0, 0, 0, 1},
+};
+
+static void run_many_pairs(moe_route_switch cub_maps) {
     static const uint32_t pair_counts[] = {520, 1024, 1032, 2050, 4100, 8192, 8200, 20010};
     static const maps_case long_shares = {300, 4, 0, 0, 0, 0, 0};
-    static const uint32_t long_shares_tokens = 34000; /* more than 128 blocks of a tile */
-    uint32_t i, j, num_launches;
-    if (device.kind == MOE_ROUTE_DEVICE_GPU && goes_by_cub(&cases[1], 300, &num_launches) < 0) SKIP("%s", device_message(&device));
-    for (i = 0; i < NUM_CASES(cases); i++) {
+    static const uint32_t long_shares_tokens = 34000; /* five tiles a block */
+    uint32_t i, j;
+    for (i = 0; i < NUM_CASES(many_pairs_cases); i++) {
         uint32_t token_counts[8];
         const uint32_t num_counts = small_size ? 7 : 8;
-        if (small_size && !cases[i].in_small) continue;
-        for (j = 0; j < num_counts; j++) token_counts[j] = pair_counts[j] / cases[i].top_k;
-        run_case(&cases[i], 80 + i, MOE_ROUTE_ON, token_counts, num_counts, 0);
+        if (small_size && !many_pairs_cases[i].in_small) continue;
+        for (j = 0; j < num_counts; j++) token_counts[j] = pair_counts[j] / many_pairs_cases[i].top_k;
+        run_case(&many_pairs_cases[i], 80 + i, cub_maps, token_counts, num_counts, 0);
     }
-    run_case(&long_shares, 99, MOE_ROUTE_ON, &long_shares_tokens, 1, small_size ? IDS_WILD : IDS_RANDOM);
+    run_case(&long_shares, 99, cub_maps, &long_shares_tokens, 1, small_size ? IDS_WILD : IDS_RANDOM);
+}
+
+TEST(maps_of_many_pairs_match_their_definition) { run_many_pairs(MOE_ROUTE_OFF); }
+
+TEST(maps_by_cub_match_their_definition) {
+    const maps_case *cases = many_pairs_cases;
+    uint32_t num_launches;
+    if (device.kind == MOE_ROUTE_DEVICE_GPU && goes_by_cub(&cases[1], 1025, &num_launches) < 0) SKIP("%s", device_message(&device));
+    run_many_pairs(MOE_ROUTE_ON);
     if (device.kind == MOE_ROUTE_DEVICE_CPU) return;
-    CHECK(goes_by_cub(&cases[1], 1024, &num_launches) == 1 && num_launches == 1, "8192 pairs of 256 experts take %u launches", num_launches);
-    CHECK(goes_by_cub(&cases[1], 1025, &num_launches) == 1 && num_launches == 2, "8200 pairs of 256 experts take %u launches", num_launches);
-    CHECK(goes_by_cub(&cases[4], 300, &num_launches) == 1, "768 experts aren't sorted by CUB");
-    CHECK(goes_by_cub(&cases[5], 300, &num_launches) == 0, "769 experts are sorted by CUB");
-    CHECK(goes_by_cub(&cases[1], 64, &num_launches) == 0, "512 pairs are sorted by CUB");
-    CHECK(goes_by_cub(&cases[3], 64, &num_launches) == 0, "64 tokens are sorted by CUB");
-    CHECK(goes_by_cub(&cases[3], 65, &num_launches) == 1, "65 tokens and 650 pairs aren't sorted by CUB");
+    CHECK(goes_by_cub(&cases[1], 1024, &num_launches) == 0 && num_launches == 1, "8192 pairs of 256 experts take %u launches, or go by CUB", num_launches);
+    CHECK(goes_by_cub(&cases[1], 1025, &num_launches) == 1 && num_launches == 2, "8200 pairs of 256 experts take %u launches, or don't go by CUB", num_launches);
+    CHECK(goes_by_cub(&cases[4], 3000, &num_launches) == 1, "768 experts aren't sorted by CUB");
+    CHECK(goes_by_cub(&cases[5], 3000, &num_launches) == 0, "769 experts are sorted by CUB");
+}
+
+/* A workspace for many tokens does for fewer. */
+TEST(workspaces_grow_with_the_tokens) {
+    static const uint32_t experts[] = {8, 256, 2048};
+    moe_route_layer_desc desc;
+    uint32_t i, t;
+    for (i = 0; i < 3; i++) {
+        moe_route_layer *layer = NULL;
+        size_t size, before = 0;
+        memset(&desc, 0, sizeof desc);
+        desc.router.num_experts = experts[i];
+        desc.router.top_k = 8;
+        desc.max_tokens = 20000;
+        desc.operations = MOE_ROUTE_OPERATION_MAPS;
+        REQUIRE(moe_route_layer_create(device.context, &desc, &layer) == MOE_ROUTE_OK, "%s", device_message(&device));
+        for (t = 0; t <= desc.max_tokens; t++, before = size)
+            if (!CHECK(moe_route_layer_workspace_size(layer, t, &size) == MOE_ROUTE_OK && size >= before, "E %u: %u bytes for %u tokens, %u for one fewer", experts[i], (unsigned)size, t, (unsigned)before)) break;
+        moe_route_layer_destroy(layer);
+    }
 }
 
 /* All of them may: then there is nothing to do. */
@@ -314,8 +340,10 @@ int main(int argc, char **argv) {
     small_size = test_is_small();
     device_open_wanted(&device);
     RUN(maps_match_their_definition);
+    RUN(maps_of_many_pairs_match_their_definition);
     RUN(maps_by_cub_match_their_definition);
     RUN(maps_are_optional_one_by_one);
+    RUN(workspaces_grow_with_the_tokens);
     RUN(maps_without_outputs_do_nothing);
     RUN(maps_leave_identity_experts_out);
     device_close(&device);

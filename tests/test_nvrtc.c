@@ -220,7 +220,7 @@ TEST(maps_by_cub_compile_or_say_why_not) {
     memset(&desc, 0, sizeof desc);
     desc.router.num_experts = 128;
     desc.router.top_k = 8;
-    desc.max_tokens = 128;
+    desc.max_tokens = 1100;
     desc.operations = MOE_ROUTE_OPERATION_MAPS;
     desc.cub_maps = MOE_ROUTE_ON;
     if (status == MOE_ROUTE_OK) status = moe_route_layer_create(context, &desc, &layer);

@@ -17,7 +17,7 @@ typedef struct resource_shape {
     uint32_t num_experts, top_k, hidden_size, intermediate_size;
     moe_route_dtype dtype;
     moe_route_format gate_up, down;
-    uint32_t group_size, max_tokens; /* 0: a decode step; otherwise the kernels of large batches alone */
+    uint32_t group_size, max_tokens; /* 0: a decode step; otherwise of a layer the kernels of large batches alone */
     uint32_t operations;             /* 0: the layer */
 } resource_shape;
 
@@ -33,6 +33,7 @@ static const resource_shape shapes[] = {
     {"qwen3.6-q4_k-q6_k", 256, 8, 2048, 512, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_GGUF_Q4_K, MOE_ROUTE_FORMAT_GGUF_Q6_K, 0, 4096, 0},
     {"gpt-oss-20b-mxfp4", 32, 4, 2880, 2880, MOE_ROUTE_BF16, MOE_ROUTE_FORMAT_MXFP4, MOE_ROUTE_FORMAT_MXFP4, 0, 4096, 0},
     {"qwen3.6-dispatch", 256, 8, 2048, 0, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_NONE, MOE_ROUTE_FORMAT_NONE, 0, 0, MOE_ROUTE_OPERATION_DISPATCH},
+    {"qwen3.6-maps", 256, 8, 2048, 0, MOE_ROUTE_F16, MOE_ROUTE_FORMAT_NONE, MOE_ROUTE_FORMAT_NONE, 0, 4096, MOE_ROUTE_OPERATION_MAPS},
 };
 static const uint32_t targets[] = {80, 90, 120};
 
@@ -93,7 +94,7 @@ static void check_shape(moe_route_context *context, uint32_t target, const resou
         moer_bytes code;
         resources got, row;
         const char *tile = strstr(variant->defines, "TILE_ROWS=");
-        if (shape->max_tokens && !tile) continue;
+        if (shape->max_tokens && !shape->operations && !tile) continue;
         snprintf(kernel, sizeof kernel, "%s", variant->family->name);
         if (tile) snprintf(kernel, sizeof kernel, "%s-%d-%s", variant->family->name, atoi(tile + 10), strstr(variant->defines, "GATED=1") ? "gate_up" : "down");
         if (!CHECK(moer_nvrtc_compile(context, variant->family->file, variant->defines, &code) == MOE_ROUTE_OK, "sm_%u %s %s doesn't compile again", (unsigned)target, shape->name, kernel)) continue;

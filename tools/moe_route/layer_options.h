@@ -188,7 +188,7 @@ static const option experts_options[] = {
               1, LAYER_MOST),
     OPT_CHOICE("--dependent-launch", "WORD", "programmatic dependent launch", &layer_wanted.dependent_launch, switch_choices),
     OPT_CHOICE("--fused-combine", "WORD", "down matmul and combine in one kernel", &layer_wanted.fused_combine, switch_choices),
-    OPT_CHOICE("--cub-maps", "WORD", "maps of more than 64 tokens and 512 pairs by CUB", &layer_wanted.cub_maps, switch_choices),
+    OPT_CHOICE("--cub-maps", "WORD", "maps of more than 8192 pairs by CUB", &layer_wanted.cub_maps, switch_choices),
     OPT_CHOICE("--tuned", "WORD", "kernels by what was tuned on this GPU: off: never, on: or not at all", &layer_wanted.tuned, switch_choices),
     OPT_COUNT("--grouped-rows", "N", "rows of a tile of more than 512 pairs: 32, 64 or 128", &layer_wanted.grouped_rows, 32, 128),
     OPT_END,
