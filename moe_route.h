@@ -507,8 +507,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
                                                               size_t *size);
 
 /* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch in which experts have few rows: T * k
-   up to 512, and up to 12 times the local experts (6 times where weights are F16 or BF16, twice where a GPU has faster kernels for
-   them); and the same bits in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
+   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16); and the same bits in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
    dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
@@ -1129,7 +1128,7 @@ typedef struct moer_slots_args {
 /* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
    others. */
 #define MOER_FEW_ROWS 12u
-#define MOER_FEW_ROWS_PLAIN 6u
+#define MOER_FEW_ROWS_PLAIN 2u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -1648,6 +1647,8 @@ typedef struct moer_team moer_team;
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
                                          moer_team *team, const moer_variant **variant);
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+/* The value of a constant, 0 where it isn't defined. */
+static uint32_t moer_defined(const char *defines, const char *name);
 /* The shared memory that a block may have on a GPU of this target, SHARED_BYTES and static arrays together. */
 static uint32_t moer_most_shared_bytes(uint32_t target);
 
@@ -1776,6 +1777,7 @@ static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* likewise:
 static uint32_t moer_tile_step(const moer_matrix *matrix);          /* inputs in one of tile.h's steps */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that a row is cut into */
 
+#define MOER_WARPGROUPS_TARGET 90 /* the GPUs that grouped_warpgroups.cu is for */
 #define MOER_GROUPED_TILES 3 /* sizes of grouped.cu's tiles: 32, 64 and 128 rows */
 
 /* ---- choices.c: which of several kernels of the same result a layer launches ---- */
@@ -1856,7 +1858,10 @@ static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix);
+static uint32_t moer_grouped_outputs(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
+static uint32_t moer_grouped_threads(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);
@@ -1935,6 +1940,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* One array of u32 beside them, as large as the launch says: SHARED_BYTES, a constant of the kernel's, more than the others could\n"
     "   have. */\n"
     "#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u32 name[]\n"
+    "/* The same, aligned as warpgroup_multiply wants it; then without other arrays beside it. */\n"
+    "#define DYNAMIC_SHARED_FOR_PRODUCTS(name) extern __shared__ __align__(1024) u32 name[]\n"
     "\n"
     "/* Words that a SHARED u32 array needs to be used as an object of a type that isn't ours; and the array as one. */\n"
     "#define SHARED_WORDS(type) ((u32)(sizeof(type) + 3) / 4)\n"
@@ -1981,9 +1988,9 @@ static const char *const moer_source_0[] = { /* device.h */
     "#endif\n"
     "}\n"
     "\n"
-    "/* ---- warp collectives: all 32 lanes take part ---- */\n"
+    "/* ---- warp collectives: all 32 lanes take part ---- */\n",
     "DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }\n"
-    "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n",
+    "DEVICE u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_add(u32 v) { return __reduce_add_sync(0xffffffffu, v); }\n"
     "DEVICE u32 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }\n"
     "DEVICE u32 warp_match(u32 v) { return __match_any_sync(0xffffffffu, v); }\n"
@@ -2035,8 +2042,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u32 bf162_fma(u32 a, u32 b, u32 c) { u32 d; asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(c)); return d; }\n"
     "\n"
     "/* ---- matrix fragments: c[16 x 8] += a[16 x 16] * b[16 x 8], products exact, sums in f32 ----\n"
-    "   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.\n"
-    "   b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */\n",
+    "   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.\n",
+    "   b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */\n"
     "DEVICE void matrix_multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
     "        : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b0), \"r\"(b1));\n"
@@ -2056,21 +2063,29 @@ static const char *const moer_source_0[] = { /* device.h */
     "}\n"
     "\n"
     "/* ---- global memory ---- */\n"
-    "/* For weights: read once, by nobody else, never written while a kernel runs; not kept in L1. */\n"
+    "/* For weights: read once, by nobody else, never written while a kernel runs; not kept in L1. Where WEIGHT_LOADS_STAY is defined, the compiler\n"
+    "   doesn't move them over barriers, which it is free to do otherwise. */\n"
+    "#ifdef WEIGHT_LOADS_STAY\n"
+    "#define WEIGHT_LOAD \"ld.global.L1::no_allocate\"\n"
+    "#define WEIGHT_LOAD_CLOBBERS \"memory\"\n"
+    "#else\n"
+    "#define WEIGHT_LOAD \"ld.global.nc.L1::no_allocate\"\n"
+    "#define WEIGHT_LOAD_CLOBBERS\n"
+    "#endif\n"
     "DEVICE u32x4 load_weights_16(const void *p) {\n"
     "    u32x4 d;\n"
-    "    asm volatile(\"ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\"\n"
-    "        : \"=r\"(d.v[0]), \"=r\"(d.v[1]), \"=r\"(d.v[2]), \"=r\"(d.v[3]) : \"l\"(p));\n"
+    "    asm volatile(WEIGHT_LOAD \".v4.u32 {%0,%1,%2,%3}, [%4];\"\n"
+    "        : \"=r\"(d.v[0]), \"=r\"(d.v[1]), \"=r\"(d.v[2]), \"=r\"(d.v[3]) : \"l\"(p) : WEIGHT_LOAD_CLOBBERS);\n"
     "    return d;\n"
     "}\n"
     "DEVICE u32x2 load_weights_8(const void *p) {\n"
     "    u32x2 d;\n"
-    "    asm volatile(\"ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];\" : \"=r\"(d.v[0]), \"=r\"(d.v[1]) : \"l\"(p));\n"
+    "    asm volatile(WEIGHT_LOAD \".v2.u32 {%0,%1}, [%2];\" : \"=r\"(d.v[0]), \"=r\"(d.v[1]) : \"l\"(p) : WEIGHT_LOAD_CLOBBERS);\n"
     "    return d;\n"
     "}\n"
     "DEVICE u32 load_weights_4(const void *p) {\n"
     "    u32 d;\n"
-    "    asm volatile(\"ld.global.nc.L1::no_allocate.u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p));\n"
+    "    asm volatile(WEIGHT_LOAD \".u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p) : WEIGHT_LOAD_CLOBBERS);\n"
     "    return d;\n"
     "}\n"
     "/* Brings up to PREFETCH_BYTES bytes of weights from p on, aligned to 16, into L2 for a kernel after this one; of `left` bytes\n"
@@ -2097,7 +2112,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"ld.relaxed.gpu.global.u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p) : \"memory\");\n"
     "    return d;\n"
     "}\n"
-    "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
+    "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n",
+    "DEVICE void store_8(void *p, u32x2 v) { *(u32x2 *)p = v; }\n"
     "/* Atomic among all blocks of the device, and orders nothing else. */\n"
     "DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }\n"
     "\n"
@@ -2105,7 +2121,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* Words i to i + 3 of a SHARED int or u32 array; i is a multiple of 4. */\n"
     "#define shared_load_4(array, i) (*(const int4 *)&(array)[i])\n"
     "/* Words i and i + 1; i is even. */\n"
-    "#define shared_load_2(array, i) (*(const int2 *)&(array)[i])\n",
+    "#define shared_load_2(array, i) (*(const int2 *)&(array)[i])\n"
     "/* Words i and i + 1, or i to i + 3, of a SHARED u32 array; i is a multiple of 2 or 4. */\n"
     "#define shared_store_2(array, i, value) (*(u32x2 *)&(array)[i] = (value))\n"
     "#define shared_store_4(array, i, value) (*(u32x4 *)&(array)[i] = (value))\n"
@@ -2136,8 +2152,85 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }\"\n"
     "        :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"((u32)wanted) : \"memory\");\n"
     "}\n"
+    "/* The address of a SHARED u32 array, worked out once for many copies of 16 bytes: where they are predicated, the compiler does it for each. */\n"
+    "struct copy_target { u32 address; };\n"
+    "#define copy_target_of(array) copy_target_from(&(array)[0])\n"
+    "DEVICE copy_target copy_target_from(const u32 *array) {\n"
+    "    copy_target target;\n"
+    "    asm volatile(\"mov.u32 %0, %1;\" : \"=r\"(target.address) : \"r\"((u32)__cvta_generic_to_shared(array)));\n"
+    "    return target;\n"
+    "}\n"
+    "DEVICE void copy_async_16_into(const copy_target &target, u32 i, const void *p, u32 size) {\n"
+    "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" :: \"r\"(target.address + i * 4), \"l\"(p), \"r\"(size) : \"memory\");\n"
+    "}\n"
     "DEVICE void copy_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }\n"
-    "template <int N> DEVICE void copy_async_wait() { asm volatile(\"cp.async.wait_group %0;\" :: \"n\"(N) : \"memory\"); }\n",
+    "template <int N> DEVICE void copy_async_wait() { asm volatile(\"cp.async.wait_group %0;\" :: \"n\"(N) : \"memory\"); }\n"
+    "\n"
+    "/* ---- products by four warps together, a warpgroup, from shared memory: real architecture sm_90a alone ----\n",
+    "   c[64 x N] += a[64 x 16] * b[16 x N], products exact, sums in f32. `a` has 64 weight rows, `b` N rows of activations, each row 64 inputs\n"
+    "   in 128 bytes of a DYNAMIC_SHARED_FOR_PRODUCTS array, where chunk c of 16 bytes lies at place c ^ (row % 8); `a` and `b` name the first word of\n"
+    "   the first row, a multiple of 256 (1024 bytes), plus 8 for each 16 inputs. Warp w of the four has rows 16w to 16w + 15 of c, and of those\n"
+    "   lane 4g + t c[j][0], c[j][1]: row g, columns 8j + 2t and 8j + 2t + 1; c[j][2], c[j][3]: row g + 8.\n"
+    "   They go on while the warps do: warpgroup_begin before the first after anything else that touched c, warpgroup_commit closes a group,\n"
+    "   warpgroup_wait<n> waits for all but the n latest groups, and until then nobody touches c or the shared memory. What any thread has written there, also by\n"
+    "   asynchronous copies, is multiplied after a barrier and, by those who multiply, shared_visible_to_products. */\n"
+    "#if __CUDA_ARCH_FEAT_SM90_ALL\n"
+    "DEVICE void shared_visible_to_products() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }\n"
+    "DEVICE void warpgroup_begin() { asm volatile(\"wgmma.fence.sync.aligned;\" ::: \"memory\"); }\n"
+    "DEVICE void warpgroup_commit() { asm volatile(\"wgmma.commit_group.sync.aligned;\" ::: \"memory\"); }\n"
+    "template <int N> DEVICE void warpgroup_wait() { asm volatile(\"wgmma.wait_group.sync.aligned %0;\" :: \"n\"(N) : \"memory\"); }\n"
+    "/* Registers of a thread from here on: fewer, or more when other warps have given theirs away; a multiple of 8. */\n"
+    "template <u32 N> DEVICE void release_registers() { asm volatile(\"setmaxnreg.dec.sync.aligned.u32 %0;\" :: \"n\"(N)); }\n"
+    "template <u32 N> DEVICE void take_registers() { asm volatile(\"setmaxnreg.inc.sync.aligned.u32 %0;\" :: \"n\"(N)); }\n"
+    "\n"
+    "#define WARPGROUP_REGISTERS_16 \"%0,%1,%2,%3,%4,%5,%6,%7\"\n"
+    "#define WARPGROUP_REGISTERS_32 WARPGROUP_REGISTERS_16 \",%8,%9,%10,%11,%12,%13,%14,%15\"\n"
+    "#define WARPGROUP_REGISTERS_48 WARPGROUP_REGISTERS_32 \",%16,%17,%18,%19,%20,%21,%22,%23\"\n"
+    "#define WARPGROUP_REGISTERS_64 WARPGROUP_REGISTERS_48 \",%24,%25,%26,%27,%28,%29,%30,%31\"\n"
+    "#define WARPGROUP_REGISTERS_80 WARPGROUP_REGISTERS_64 \",%32,%33,%34,%35,%36,%37,%38,%39\"\n"
+    "#define WARPGROUP_REGISTERS_96 WARPGROUP_REGISTERS_80 \",%40,%41,%42,%43,%44,%45,%46,%47\"\n"
+    "#define WARPGROUP_REGISTERS_112 WARPGROUP_REGISTERS_96 \",%48,%49,%50,%51,%52,%53,%54,%55\"\n"
+    "#define WARPGROUP_REGISTERS_128 WARPGROUP_REGISTERS_112 \",%56,%57,%58,%59,%60,%61,%62,%63\"\n"
+    "#define WARPGROUP_REGISTERS_144 WARPGROUP_REGISTERS_128 \",%64,%65,%66,%67,%68,%69,%70,%71\"\n"
+    "#define WARPGROUP_REGISTERS_160 WARPGROUP_REGISTERS_144 \",%72,%73,%74,%75,%76,%77,%78,%79\"\n"
+    "#define WARPGROUP_SUMS(j) \"+f\"(c[j][0]), \"+f\"(c[j][1]), \"+f\"(c[j][2]), \"+f\"(c[j][3]), \"+f\"(c[j + 1][0]), \"+f\"(c[j + 1][1]), \"+f\"(c[j + 1][2]), \"+f\"(c[j + 1][3])\n"
+    "#define WARPGROUP_SUMS_16 WARPGROUP_SUMS(0)\n"
+    "#define WARPGROUP_SUMS_32 WARPGROUP_SUMS_16, WARPGROUP_SUMS(2)\n"
+    "#define WARPGROUP_SUMS_48 WARPGROUP_SUMS_32, WARPGROUP_SUMS(4)\n"
+    "#define WARPGROUP_SUMS_64 WARPGROUP_SUMS_48, WARPGROUP_SUMS(6)\n"
+    "#define WARPGROUP_SUMS_80 WARPGROUP_SUMS_64, WARPGROUP_SUMS(8)\n"
+    "#define WARPGROUP_SUMS_96 WARPGROUP_SUMS_80, WARPGROUP_SUMS(10)\n"
+    "#define WARPGROUP_SUMS_112 WARPGROUP_SUMS_96, WARPGROUP_SUMS(12)\n"
+    "#define WARPGROUP_SUMS_128 WARPGROUP_SUMS_112, WARPGROUP_SUMS(14)\n"
+    "#define WARPGROUP_SUMS_144 WARPGROUP_SUMS_128, WARPGROUP_SUMS(16)\n"
+    "#define WARPGROUP_SUMS_160 WARPGROUP_SUMS_144, WARPGROUP_SUMS(18)\n"
+    "#define WARPGROUP_MULTIPLY(n, a_at, b_at)                                                                                      \\\n"
+    "    if constexpr (N == n && MOST >= n / 8) {                                                                                    \\\n"
+    "        if (F16) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #n \"k16.f32.f16.f16 {\" WARPGROUP_REGISTERS_##n \"}, %\" #a_at \", %\" #b_at \", 1, 1, 1, 0, 0;\" : WARPGROUP_SUMS_##n : \"l\"(a), \"l\"(b)); \\\n",
+    "        else asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #n \"k16.f32.bf16.bf16 {\" WARPGROUP_REGISTERS_##n \"}, %\" #a_at \", %\" #b_at \", 1, 1, 1, 0, 0;\" : WARPGROUP_SUMS_##n : \"l\"(a), \"l\"(b)); \\\n"
+    "    }\n"
+    "template <u32 N, bool F16, u32 MOST>\n"
+    "DEVICE void warpgroup_multiply_at(float (&c)[MOST][4], u64 a, u64 b) {\n"
+    "    WARPGROUP_MULTIPLY(16, 8, 9)\n"
+    "    WARPGROUP_MULTIPLY(32, 16, 17)\n"
+    "    WARPGROUP_MULTIPLY(48, 24, 25)\n"
+    "    WARPGROUP_MULTIPLY(64, 32, 33)\n"
+    "    WARPGROUP_MULTIPLY(80, 40, 41)\n"
+    "    WARPGROUP_MULTIPLY(96, 48, 49)\n"
+    "    WARPGROUP_MULTIPLY(112, 56, 57)\n"
+    "    WARPGROUP_MULTIPLY(128, 64, 65)\n"
+    "    WARPGROUP_MULTIPLY(144, 72, 73)\n"
+    "    WARPGROUP_MULTIPLY(160, 80, 81)\n"
+    "}\n"
+    "/* Rows of 128 bytes whose chunks are permuted so, in groups of 8 that are 1024 bytes apart. */\n"
+    "DEVICE u64 warpgroup_descriptor(const u32 *shared) {\n"
+    "    return (u64)(((u32)__cvta_generic_to_shared(shared) & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;\n"
+    "}\n"
+    "#define warpgroup_multiply(N, F16, c, array, a, b) warpgroup_multiply_at<N, F16>(c, warpgroup_descriptor(&(array)[a]), warpgroup_descriptor(&(array)[b]))\n"
+    "#endif\n"
+    "\n"
+    "/* An 8 x 8 matrix of 16-bit numbers, of which lane 4g + t has elements 2t and 2t + 1 of row g, transposed. All 32 lanes take part. */\n"
+    "DEVICE u32 matrix_transpose(u32 a) { u32 d; asm(\"movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\" : \"=r\"(d) : \"r\"(a)); return d; }\n",
     NULL};
 static const char *const moer_source_1[] = { /* args.h */
     "/*\n"
@@ -4558,103 +4651,24 @@ static const char *const moer_source_12[] = { /* stream.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_13[] = { /* grouped.h */
+static const char *const moer_source_13[] = { /* unpacked.h */
     "/*\n"
-    "  grouped.h: the product of a tile of activations and a tile of weight rows by a block of eight warps, for batches in which an\n"
-    "  expert has many rows. Both tiles lie in shared memory as f16 or bf16, the activations' type; quantized weights become that on\n"
-    "  their way there. Which rows they are, and what happens to the sums, belongs to grouped.cu; what the bytes of a format mean, to\n"
-    "  packed.h and gguf.h.\n"
+    "  unpacked.h: quantized weights on their way into a tile in shared memory, as numbers of the activations' type, f16 or bf16, in the order\n"
+    "  of K. What is done with the tile belongs to grouped.cu and grouped_warpgroups.cu; what the bytes of a format mean, to packed.h and gguf.h,\n"
+    "  in whose layout the lanes hold them: lane 4g + t a part of row g of eight.\n"
     "\n"
-    "  Constants: those of tile.h, with TENSOR_CORES 1; TILE_ROWS, rows of activations in a tile: 32, 64 or 128.\n"
+    "  A weight is code * scale (+ min), rounded once to the activations' type; what scales a whole row waits for the sum. In f16 that is within\n"
+    "  2^-12 of the weight, or 2^-25 where that is more, in bf16 within 2^-9.\n"
     "\n"
-    "  K goes through in slices of 32 inputs. Activations come by asynchronous copies, ROW_STAGES - 1 slices ahead. So do weights that\n"
-    "  are f16 or bf16 already. Others go through registers: while a step of tile.h (1, 2 or 4 slices) is multiplied, the codes of the\n"
-    "  next are loaded, in the layout of packed.h or gguf.h: lane 4g + t loads of rows g and g + 8 of its warp's 16.\n"
-    "\n"
-    "  A weight is code * scale (+ min), rounded once to the activations' type; what scales a whole row waits for the sum. In f16 that\n"
-    "  is within 2^-12 of the weight, or 2^-25 where that is more, in bf16 within 2^-9. Sums are in f32, in the order of K, whatever the\n"
-    "  tile's size: a row's result doesn't depend on the batch.\n"
-    "\n"
-    "  A warp has TILE_ROWS / 2 of the rows, as every other 16 of the tile, and 32 of the 128 weight rows. So a tile with few rows\n"
-    "  shares them among all warps, and multiplies hardly more than them.\n"
-    "\n"
-    "  16 bytes are a chunk. Chunks of a row are permuted by the row's number, so that neither rows nor columns of chunks meet in one\n"
-    "  bank. 48 KB in all is what every GPU gives without asking, and twice that fits each of them.\n"
+    "  Include tile.h first. Who includes this has weight_place(n, chunk): the word, from the tile's first, where the 8 numbers of chunk `chunk`\n"
+    "  of its row n go.\n"
     "*/\n"
-    "#include \"tile.h\"\n"
-    "\n"
-    "#define WARPS_ACROSS 4 /* the weight rows; the two halves of the warps share the activations' rows */\n"
-    "#define GROUPED_THREADS 256\n"
-    "#define TILE_WEIGHTS 128\n"
-    "#define SLICE 32\n"
-    "#define NUM_SLICES ((INNER + SLICE - 1) / SLICE)\n"
-    "#define ROW_FRAGMENTS (TILE_ROWS / 32) /* of a warp, of 16 rows */\n"
-    "#define COLUMN_FRAGMENTS (TILE_WEIGHTS / 8 / WARPS_ACROSS)\n"
-    "\n"
-    "#define COPIED_WEIGHTS (FORMAT == X && WEIGHT_ALIGN == 16) /* otherwise through registers */\n"
-    "#define COPIED_ROWS (X_ALIGN == 16)\n"
-    "#define FILL_SLICES (STEP / SLICE) /* of a step */\n"
-    "#define FILL_CHUNKS (STEP / 8)     /* of a weight row */\n"
-    "#define ROW_WORDS (TILE_ROWS * SLICE / 2)      /* of a stage */\n"
-    "#define FILL_WORDS (TILE_WEIGHTS * STEP / 2)\n"
-    "#define BLOCK_WORDS 12288\n"
-    "#define STAGES_THAT_FIT (COPIED_WEIGHTS \? BLOCK_WORDS / (ROW_WORDS + FILL_WORDS) : (BLOCK_WORDS - FILL_WORDS) / ROW_WORDS)\n"
-    "#define ROW_STAGES (STAGES_THAT_FIT < 4 \? STAGES_THAT_FIT : 4)\n"
-    "#define WEIGHT_STAGES (COPIED_WEIGHTS \? ROW_STAGES : 1)\n"
-    "static_assert(ROW_STAGES > 0 && (ROW_STAGES * ROW_WORDS + WEIGHT_STAGES * FILL_WORDS) * 4 <= 49152, \"shared memory of a block\");\n"
-    "\n"
     "/* Whether a scale is a number of the activations' type too: then one multiplication of a pair rounds once. */\n"
     "#if FORMAT > FORMAT_GGUF\n"
     "#define SCALES_ARE_PAIRS 0\n"
     "#else\n"
     "#define SCALES_ARE_PAIRS (SCALES == SCALES_E4M3 || (DECODE == DTYPE_F16 \? SCALES == DTYPE_F16 : SCALES == DTYPE_BF16 || SCALES == SCALES_E8M0))\n"
     "#endif\n"
-    "\n"
-    "/* The first word of chunk `chunk` of row `row` in a tile with `chunks` a row. */\n"
-    "DEVICE u32 chunk_word(u32 row, u32 chunk, u32 chunks) { return (row * chunks + (chunk ^ (chunks == 4 \? (row >> 1) & 3 : row & 7))) * 4; }\n"
-    "\n"
-    "/* ---- activations ---- */\n"
-    "\n"
-    "/* What a thread brings of each slice: its chunk of every 64th row; null for rows that no warp multiplies. */\n"
-    "struct row_sources { const u8 *x[(TILE_ROWS + 63) / 64]; };\n"
-    "\n"
-    "template <class Words>\n"
-    "DEVICE void start_rows(Words &rows, const row_sources &sources, u32 slice) {\n"
-    "    if (slice >= NUM_SLICES) return;\n"
-    "    const u32 chunk = thread_index() & 3, k = slice * SLICE + chunk * 8, stage = slice % ROW_STAGES * ROW_WORDS;\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < (TILE_ROWS + 63) / 64; i++) {\n"
-    "        if (!sources.x[i]) continue;\n",
-    "        const u32 word = stage + chunk_word(i * 64 + thread_index() / 4, chunk, 4);\n"
-    "        const u8 *p = sources.x[i] + (u64)k * 2;\n"
-    "        if (COPIED_ROWS && (INNER % SLICE == 0 || k < INNER)) {\n"
-    "            copy_async_16(rows, word, p, 16);\n"
-    "            continue;\n"
-    "        }\n"
-    "        u32x4 v = {{0, 0, 0, 0}};\n"
-    "        if (!COPIED_ROWS)\n"
-    "#pragma unroll\n"
-    "            for (u32 j = 0; j < 8; j++)\n"
-    "                if (k + j < INNER) v.v[j / 2] |= (u32)load_2(p + j * 2) << (16 * (j % 2));\n"
-    "        shared_store_4(rows, word, v);\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "/* ---- weights that are copied ---- */\n"
-    "\n"
-    "struct weight_sources { const u8 *w[TILE_WEIGHTS / 64]; };\n"
-    "\n"
-    "template <class Words>\n"
-    "DEVICE void start_weights(Words &weights, const weight_sources &sources, u32 slice) {\n"
-    "    if (slice >= NUM_SLICES) return;\n"
-    "    const u32 chunk = thread_index() & 3, k = slice * SLICE + chunk * 8, stage = slice % WEIGHT_STAGES * FILL_WORDS;\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < TILE_WEIGHTS / 64; i++) {\n"
-    "        const u32 word = stage + chunk_word(i * 64 + thread_index() / 4, chunk, 4);\n"
-    "        if (INNER % SLICE == 0 || k < INNER) copy_async_16(weights, word, sources.w[i] + (u64)k * 2, 16);\n"
-    "        else shared_store_4(weights, word, (u32x4{{0, 0, 0, 0}}));\n"
-    "    }\n"
-    "}\n"
     "\n"
     "/* ---- weights that go through registers ---- */\n"
     "\n"
@@ -4669,14 +4683,47 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "    return DECODE == DTYPE_F16 \? f32_to_half2(low, high) : f32_to_bf162(low, high);\n"
     "}\n"
     "\n"
+    "#if FORMAT == FORMAT_INT4\n"
+    "/* INT4 codes with f16 scales become bf16 by one fma each, in f32: a code in the mantissa of 1 is 1 + q / 2^k, and with 2^k * scale and\n"
+    "   -(2^k + zero point) * scale, both exact, that is (q - zero point) * scale. k is 23 less the bit where the code is: 8, 12 or 16, or\n"
+    "   where the zero point has bits of its own, 12 or 16. An infinite scale gives NaN. */\n"
+    "#define SCALES_BY_FMA (SCALES == DTYPE_F16 && GROUP != 0 && DECODE == DTYPE_BF16 && LANE_SUB >= 8)\n"
+    "DEVICE void unpack_sub_by_fma(const weight_chunk &c, u32 sub, float scale, u32 (&linear)[LANE_SUB / 2]) {\n"
+    "    const float zero_point = (float)(int)(ZERO_POINTS \? (c.zero_point[0] >> (4 * sub)) & 15u : USUAL_ZERO_POINT);\n"
+    "    const float by[3] = {f32_mul(scale, 32768.0f), f32_mul(scale, 2048.0f), f32_mul(scale, 128.0f)};\n"
+    "    const float plus[3] = {f32_mul(scale, -32768.0f - zero_point), f32_mul(scale, -2048.0f - zero_point), f32_mul(scale, -128.0f - zero_point)};\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_SUB / 8; i++) {\n"
+    "        u32 w = c.word[sub * (LANE_SUB / 8) + i];\n"
+    "        if (SIGNED) w ^= 0x88888888u;\n"
+    "        float value[8];\n"
+    "#pragma unroll\n"
+    "        for (u32 q = 0; q < 8; q++) {\n"
+    "            const u32 at = ZERO_POINTS \? (q == 0 || q % 2 != 0 \? 1 : 2) : (q < 5 \? q == 4 \? 2 : q % 2 : q - 5), bit = 8 + 4 * at;\n"
+    "            const u32 moved = q * 4 < bit \? w << (bit - q * 4) : w >> (q * 4 - bit);\n"
+    "            value[q] = f32_fma(f32_from_bits(and_or(moved, 15u << bit, 0x3f800000u)), by[at], plus[at]);\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "        for (u32 q = 0; q < 4; q++) linear[i * 4 + q] = f32_to_bf162(value[q * 2], value[q * 2 + 1]);\n"
+    "    }\n"
+    "}\n"
+    "#else\n"
+    "#define SCALES_BY_FMA 0\n"
+    "#endif\n"
+    "\n"
     "/* A lane's chunk of step `step`, arranged, as numbers in row `n` of the tile. */\n"
     "template <class Words>\n"
-    "DEVICE void store_weights(Words &weights, const weight_chunk &c, u32 step, u32 n) {\n"
+    "DEVICE void store_weights(Words &weights, const weight_chunk &c, u32 step, u32 at, u32 n) {\n"
     "#pragma unroll\n"
     "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
-    "        u32 pair[NUM_PAIRS], linear[NUM_PAIRS];\n"
+    "        u32 linear[NUM_PAIRS];\n"
+    "        const float scale = SUB_HAS_SCALE \? sub_scale(c, step, sub) : 1.0f;\n"
+    "#if SCALES_BY_FMA\n",
+    "        unpack_sub_by_fma(c, sub, scale, linear);\n"
+    "#else\n"
+    "        u32 pair[NUM_PAIRS];\n"
     "        unpack_sub(c, step, sub, pair);\n"
-    "        const float scale = SUB_HAS_SCALE \? sub_scale(c, step, sub) : 1.0f, min = SUB_HAS_MIN \? sub_min(c, step, sub) : 0.0f;\n"
+    "        const float min = SUB_HAS_MIN \? sub_min(c, step, sub) : 0.0f;\n"
     "        const u32 scales = SUB_HAS_SCALE && SCALES_ARE_PAIRS \? (DECODE == DTYPE_F16 \? f32_to_half2(scale, scale) : f32_to_bf162(scale, scale)) : 0;\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < NUM_PAIRS; i++) pair[i] = scale_pair(pair[i], scales, scale, min);\n"
@@ -4686,6 +4733,7 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "            else if (PAIR_ORDER == PAIRS_OF_4) linear[i] = select_bytes(pair[i / 2 * 2], pair[i / 2 * 2 + 1], i % 2 == 0 \? 0x5410 : 0x7632);\n"
     "            else linear[i] = select_bytes(pair[(i / 4 * 4 + i % 2 * 2) % NUM_PAIRS], pair[(i / 4 * 4 + i % 2 * 2 + 1) % NUM_PAIRS], i % 4 < 2 \? 0x5410 : 0x7632);\n"
     "        }\n"
+    "#endif\n"
     "#pragma unroll\n"
     "        for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {\n"
     "            const u32 k = sub * 4 * LANE_SUB + run * 4 + lane_quarter() * LANE_RUN;\n"
@@ -4693,46 +4741,153 @@ static const char *const moer_source_13[] = { /* grouped.h */
     "#pragma unroll\n"
     "                for (u32 i = 0; i < LANE_RUN / 8; i++) {\n"
     "                    const u32x4 v = {{linear[(run / 2 + i * 4) % NUM_PAIRS], linear[(run / 2 + i * 4 + 1) % NUM_PAIRS], linear[(run / 2 + i * 4 + 2) % NUM_PAIRS], linear[(run / 2 + i * 4 + 3) % NUM_PAIRS]}};\n"
-    "                    shared_store_4(weights, chunk_word(n, k / 8 + i, FILL_CHUNKS), v);\n"
+    "                    shared_store_4(weights, at + weight_place(n, k / 8 + i), v);\n"
     "                }\n"
     "            } else {\n"
-    "                const u32x2 v = {{linear[run / 2], linear[run / 2 + 1]}};\n",
-    "                shared_store_2(weights, chunk_word(n, k / 8, FILL_CHUNKS) + k % 8 / 2, v);\n"
+    "                const u32x2 v = {{linear[run / 2], linear[run / 2 + 1]}};\n"
+    "                shared_store_2(weights, at + weight_place(n, k / 8) + k % 8 / 2, v);\n"
     "            }\n"
     "        }\n"
     "    }\n"
     "}\n"
+    "\n",
+    NULL};
+static const char *const moer_source_14[] = { /* grouped.h */
+    "/*\n"
+    "  grouped.h: the product of a tile of activations and a tile of weight rows by a block of eight warps, for batches in which an\n"
+    "  expert has many rows. Both tiles lie in shared memory as f16 or bf16, the activations' type; quantized weights become that on\n"
+    "  their way there (unpacked.h). Which rows they are, and what happens to the sums, belongs to grouped.cu.\n"
+    "\n"
+    "  Constants: those of tile.h, with TENSOR_CORES 1; TILE_ROWS, rows of activations in a tile: 32, 64 or 128; SHARED_BYTES, what the tiles may\n"
+    "  take of shared memory.\n"
+    "\n"
+    "  K goes through in slices. Activations come by asynchronous copies, STAGES - 1 slices ahead. So do weights that are f16 or bf16 already.\n"
+    "  Others go through registers: while a step of tile.h is multiplied, the codes of the next are loaded, in the layout of packed.h or\n"
+    "  gguf.h: lane 4g + t loads of rows g and g + 8 of its warp's 16.\n"
+    "\n"
+    "  Sums are in f32, in the order of K, whatever the tile's size: a row's result doesn't depend on the batch.\n"
+    "\n"
+    "  A warp has TILE_ROWS / 2 of the rows, as every other 16 of the tile, and 32 of the 128 weight rows. So a tile with few rows\n"
+    "  shares them among all warps, and multiplies hardly more than them.\n"
+    "\n"
+    "  16 bytes are a chunk. Chunks of a row are permuted by the row's number, so that neither rows nor columns of chunks meet in one bank.\n"
+    "  Places in shared memory are sums of what is known when compiled and what a thread works out once.\n"
+    "*/\n"
+    "#include \"tile.h\"\n"
+    "\n"
+    "#define WARPS_ACROSS 4 /* the weight rows; the two halves of the warps share the activations' rows */\n"
+    "#define GROUPED_THREADS 256\n"
+    "#define TILE_WEIGHTS 128\n"
+    "#define COPIED_WEIGHTS (FORMAT == X && WEIGHT_ALIGN == 16) /* otherwise through registers */\n"
+    "#define COPIED_ROWS (X_ALIGN == 16)\n"
+    "\n"
+    "/* Slices are of 64 inputs where three stages of them fit, which halves the barriers, else of 32. */\n"
+    "#define STAGES_OF(slice) (COPIED_WEIGHTS \? SHARED_BYTES / 2 / ((TILE_ROWS + TILE_WEIGHTS) * (slice)) : (SHARED_BYTES / 2 - TILE_WEIGHTS * STEP) / (TILE_ROWS * (slice)))\n"
+    "#define SLICE ((COPIED_WEIGHTS || STEP % 64 == 0) && STAGES_OF(64) >= 3 \? 64 : 32)\n"
+    "#define STAGES (STAGES_OF(SLICE) < 6 \? STAGES_OF(SLICE) : 6)\n"
+    "static_assert(STAGES > 1, \"a stage to be read, and one to be copied to\");\n"
+    "#define NUM_SLICES ((INNER + SLICE - 1) / SLICE)\n"
+    "#define SLICE_CHUNKS (SLICE / 8)\n"
+    "#define ROW_FRAGMENTS (TILE_ROWS / 32) /* of a warp, of 16 rows */\n"
+    "#define COLUMN_FRAGMENTS (TILE_WEIGHTS / 8 / WARPS_ACROSS)\n"
+    "\n"
+    "#define FILL_SLICES (COPIED_WEIGHTS \? 1 : STEP / SLICE)    /* whose weights lie in shared memory side by side */\n"
+    "#define FILL_CHUNKS (FILL_SLICES * SLICE_CHUNKS)           /* of a weight row */\n"
+    "#define ROW_WORDS (TILE_ROWS * SLICE / 2)                  /* of a stage */\n"
+    "#define FILL_WORDS (TILE_WEIGHTS * FILL_CHUNKS * 4)\n"
+    "#define WEIGHTS_AT (STAGES * ROW_WORDS)                    /* in shared memory, behind the rows */\n"
+    "#define WEIGHT_STAGES (COPIED_WEIGHTS \? STAGES : 1)\n"
+    "static_assert((WEIGHTS_AT + WEIGHT_STAGES * FILL_WORDS) * 4 <= SHARED_BYTES, \"shared memory of a block\");\n"
+    "\n"
+    "/* The first word of chunk `chunk` of row `row` in a tile with `chunks` a row. Chunks 2i and 2i + 1 are those of 0 and 1, and an exclusive or\n"
+    "   with 8i. */\n"
+    "DEVICE u32 chunk_word(u32 row, u32 chunk, u32 chunks) { return (row * chunks + (chunk ^ (chunks == 4 \? (row >> 1) & 3 : row & 7))) * 4; }\n"
+    "\n"
+    "DEVICE u32 weight_place(u32 n, u32 chunk) { return chunk_word(n, chunk, FILL_CHUNKS); }\n"
+    "#include \"unpacked.h\"\n"
+    "\n"
+    "/* ---- what is copied ---- */\n"
+    "\n"
+    "/* A thread copies its chunk of every ROWS_A_PASS-th row, 4 KB of a tile at once. */\n"
+    "#define ROWS_A_PASS (GROUPED_THREADS / SLICE_CHUNKS)\n"
+    "#define ROW_PASSES ((TILE_ROWS + ROWS_A_PASS - 1) / ROWS_A_PASS)\n"
+    "#define WEIGHT_PASSES (TILE_WEIGHTS / ROWS_A_PASS)\n"
+    "\n"
+    "/* Where from: its chunk of the first slice. */\n"
+    "struct row_sources { const u8 *x[ROW_PASSES]; u32 passes; /* that some warp multiplies */ };\n"
+    "struct weight_sources { const u8 *w[WEIGHT_PASSES]; };\n"
+    "\n",
+    "/* Starts to copy slice `slice` to the stage at word `at`. */\n"
+    "template <class Words>\n"
+    "DEVICE void start_rows(Words &words, const copy_target &target, const row_sources &sources, u32 slice, u32 at) {\n"
+    "    if (slice >= NUM_SLICES) return;\n"
+    "    const u32 chunk = thread_index() % SLICE_CHUNKS, k = slice * SLICE + chunk * 8;\n"
+    "    const u32 to = at + chunk_word(thread_index() / SLICE_CHUNKS, chunk, SLICE_CHUNKS);\n"
+    "    const bool inside = INNER % SLICE == 0 || k < INNER;\n"
+    "    const u32 offset = inside || !COPIED_ROWS \? slice * (SLICE * 2) : 0; /* no address past the row, not even for none of its bytes */\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < ROW_PASSES; i++) {\n"
+    "        if (i >= sources.passes) continue;\n"
+    "        const u8 *const p = sources.x[i] + offset;\n"
+    "        if (COPIED_ROWS) {\n"
+    "            copy_async_16_into(target, to + i * 1024, p, inside \? 16 : 0);\n"
+    "            continue;\n"
+    "        }\n"
+    "        u32x4 v = {{0, 0, 0, 0}};\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < 8; j++)\n"
+    "            if (k + j < INNER) v.v[j / 2] |= (u32)load_2(p + j * 2) << (16 * (j % 2));\n"
+    "        shared_store_4(words, to + i * 1024, v);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "DEVICE void start_weights(const copy_target &target, const weight_sources &sources, u32 slice, u32 at) {\n"
+    "    if (slice >= NUM_SLICES) return;\n"
+    "    const u32 chunk = thread_index() % SLICE_CHUNKS, to = at + chunk_word(thread_index() / SLICE_CHUNKS, chunk, SLICE_CHUNKS);\n"
+    "    const bool inside = INNER % SLICE == 0 || slice * SLICE + chunk * 8 < INNER;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < WEIGHT_PASSES; i++) copy_async_16_into(target, to + i * 1024, sources.w[i] + (inside \? slice * (SLICE * 2) : 0), inside \? 16 : 0);\n"
+    "}\n"
     "\n"
     "/* ---- the product ---- */\n"
     "\n"
-    "/* sums += slice `slice`. The warp has `fragments` of its ROW_FRAGMENTS, all with ALL. */\n"
-    "template <bool ALL, class Rows, class Weights>\n"
-    "DEVICE void multiply_slice(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
-    "    const u32 lane = lane_index(), warp = warp_index();\n"
-    "    const u32 row = warp / WARPS_ACROSS * 16 + (lane & 15), row_stage = slice % ROW_STAGES * ROW_WORDS;\n"
-    "    const u32 column = warp % WARPS_ACROSS * (TILE_WEIGHTS / WARPS_ACROSS) + (lane >> 4) * 8 + (lane & 7);\n"
-    "    const u32 weight_stage = COPIED_WEIGHTS \? slice % WEIGHT_STAGES * FILL_WORDS : 0, first_chunk = COPIED_WEIGHTS \? 0 : slice % FILL_SLICES * 4;\n"
+    "/* sums += 16 inputs, from where the lane's rows of matrices are. Codes that wait to be unpacked leave no registers for all rows at once. */\n"
+    "template <bool ALL, class Words>\n"
+    "DEVICE void multiply_16(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words &words, u32 rows, u32 weights, u32 fragments) {\n"
+    "    u32 x[ROW_FRAGMENTS][4], w[COLUMN_FRAGMENTS / 2][4];\n"
     "#pragma unroll\n"
-    "    for (u32 half = 0; half < 2; half++) { /* 16 inputs */\n"
-    "        u32 b[COLUMN_FRAGMENTS / 2][4];\n"
+    "    for (u32 j = 0; j < COLUMN_FRAGMENTS / 2; j++) shared_load_matrices(words, weights + j * 16 * FILL_CHUNKS * 4, w[j]);\n"
     "#pragma unroll\n"
-    "        for (u32 j = 0; j < COLUMN_FRAGMENTS / 2; j++)\n"
-    "            shared_load_matrices(weights, weight_stage + chunk_word(column, first_chunk + half * 2 + ((lane >> 3) & 1), FILL_CHUNKS) + j * 16 * FILL_CHUNKS * 4, b[j]);\n"
+    "    for (u32 m = 0; m < ROW_FRAGMENTS; m++)\n"
+    "        if (COPIED_WEIGHTS && (ALL || m < fragments)) shared_load_matrices(words, rows + m * 32 * SLICE_CHUNKS * 4, x[m]);\n"
     "#pragma unroll\n"
-    "        for (u32 m = 0; m < ROW_FRAGMENTS; m++) {\n"
-    "            if (!ALL && m >= fragments) break;\n"
-    "            u32 x[4];\n"
-    "            shared_load_matrices(rows, row_stage + chunk_word(row, half * 2 + (lane >> 4), 4) + m * 32 * 16, x);\n"
+    "    for (u32 m = 0; m < ROW_FRAGMENTS; m++) {\n"
+    "        if (!ALL && m >= fragments) break;\n"
+    "        if (!COPIED_WEIGHTS) shared_load_matrices(words, rows + m * 32 * SLICE_CHUNKS * 4, x[m]);\n"
     "#pragma unroll\n"
-    "            for (u32 j = 0; j < COLUMN_FRAGMENTS; j++) {\n"
-    "                if (X == DTYPE_F16) matrix_multiply_f16(sums[m][j], x, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);\n"
-    "                else matrix_multiply_bf16(sums[m][j], x, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);\n"
-    "            }\n"
+    "        for (u32 j = 0; j < COLUMN_FRAGMENTS; j++) {\n"
+    "            if (X == DTYPE_F16) matrix_multiply_f16(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);\n"
+    "            else matrix_multiply_bf16(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);\n"
     "        }\n"
     "    }\n"
+    "}\n"
+    "\n"
+    "/* Where the warp's fragments are in a tile of rows and a tile of weights, for the lane. */\n"
+    "DEVICE u32 row_fragment_word() { return chunk_word(warp_index() / WARPS_ACROSS * 16 + (lane_index() & 15), lane_index() >> 4, SLICE_CHUNKS); }\n"
+    "DEVICE u32 weight_fragment_word() {\n"
+    "    return chunk_word(warp_index() % WARPS_ACROSS * (TILE_WEIGHTS / WARPS_ACROSS) + (lane_index() >> 4) * 8 + (lane_index() & 7), (lane_index() >> 3) & 1, FILL_CHUNKS);\n"
+    "}\n"
+    "\n"
+    "/* sums += a slice: its rows in the stage at word `rows`, its weights as slice `slice` of the fill at `weights`. The warp has `fragments` of\n"
+    "   its ROW_FRAGMENTS, all with ALL. */\n"
+    "template <bool ALL, class Words>\n"
+    "DEVICE void multiply_slice(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words &words, u32 rows, u32 weights, u32 slice, u32 fragments) {\n"
+    "    const u32 x = row_fragment_word(), w = weight_fragment_word() ^ slice * (SLICE / 16 * 8);\n"
+    "#pragma unroll\n"
+    "    for (u32 k = 0; k < SLICE / 16; k++) multiply_16<ALL>(sums, words, rows + (x ^ k * 8), weights + (w ^ k * 8), fragments);\n"
     "}\n",
     NULL};
-static const char *const moer_source_14[] = { /* output.h */
+static const char *const moer_source_15[] = { /* output.h */
     "/*\n"
     "  output.h: what matmul.cu and grouped.cu share about the rows of x that they read and the outputs that they write: which row of\n"
     "  x belongs to a row, which weight rows make an output column, and what follows the sums. How the sums come about belongs to\n"
@@ -4755,20 +4910,26 @@ static const char *const moer_source_14[] = { /* output.h */
     "    return INTERLEAVED \? column * 2 + up : column + (up \? COLUMNS : 0);\n"
     "}\n"
     "\n"
-    "/* An output from its sums, before a router's weight on it; `weight` is that on the input. */\n"
-    "DEVICE float finish_value(const moer_matmul_args &a, u32 expert, u32 column, float weight, float value, float up) {\n"
+    "/* An output from its sums, before a router's weight on it; `weight` is that on the input, the biases those of its weight rows. */\n"
+    "DEVICE float finish_sums(const moer_matmul_args &a, float bias, float up_bias, float weight, float value, float up) {\n"
     "    if (WEIGHT_ON_INPUT) value = f32_mul(value, weight); /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */\n"
-    "    if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS));\n"
+    "    if (BIAS) value = f32_add(value, bias);\n"
     "    if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);\n"
     "    if (GATED) {\n"
     "        if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);\n"
-    "        if (BIAS) up = f32_add(up, load_value(UP_APART \? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS));\n"
+    "        if (BIAS) up = f32_add(up, up_bias);\n"
     "        value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 \? a.up_beta : 0.0f, a.up_offset, a.clamp));\n"
     "    }\n"
     "    return value;\n"
+    "}\n"
+    "\n"
+    "DEVICE float finish_value(const moer_matmul_args &a, u32 expert, u32 column, float weight, float value, float up) {\n"
+    "    const float bias = BIAS \? load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS) : 0.0f;\n"
+    "    const float up_bias = BIAS && GATED \? load_value(UP_APART \? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;\n"
+    "    return finish_sums(a, bias, up_bias, weight, value, up);\n"
     "}\n",
     NULL};
-static const char *const moer_source_15[] = { /* vector.h */
+static const char *const moer_source_16[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -4844,7 +5005,7 @@ static const char *const moer_source_15[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_16[] = { /* epilogue.h */
+static const char *const moer_source_17[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -4888,7 +5049,7 @@ static const char *const moer_source_16[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* dispatch.h */
+static const char *const moer_source_18[] = { /* dispatch.h */
     "/*\n"
     "  dispatch.h: what dispatch.cu and dispatch_large.cu share: which rank a pair goes to, and writing the rows and slot rows of a\n"
     "  block's share of consecutive tokens once it is known how many those before it have. How that is counted belongs to the\n"
@@ -5082,7 +5243,7 @@ static const char *const moer_source_17[] = { /* dispatch.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* sort.h */
+static const char *const moer_source_19[] = { /* sort.h */
     "/*\n"
     "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted and added\n"
     "  up, and the block-aligned form. How pairs are ranked is theirs.\n"
@@ -5229,7 +5390,7 @@ static const char *const moer_source_18[] = { /* sort.h */
     "        for (u32 i = aligned_rows / block_size + thread; i < a.maps.aligned_capacity / block_size; i += threads) a.maps.block_to_expert[i] = -1;\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* route.cu */
+static const char *const moer_source_20[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -5633,7 +5794,7 @@ static const char *const moer_source_19[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* topk.cu */
+static const char *const moer_source_21[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp\n"
     "  chooses the experts of a token, eight a block; then as few warps as have lanes for all slots weigh them. Constants: those of select.h.\n"
@@ -5666,7 +5827,7 @@ static const char *const moer_source_20[] = { /* topk.cu */
     "    if (done < here) write_tokens(a, first + done, here - done, num_valid, words, done * SELECT_WORDS, SELECT_WORDS, chosen);\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* maps.cu */
+static const char *const moer_source_22[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert, in one launch of several blocks or in two.\n"
     "\n"
@@ -5895,7 +6056,7 @@ static const char *const moer_source_21[] = { /* maps.cu */
     "    sort_share(a, begin, end, num_valid, id, expert, false, starts, aligned, next, marks, warp_sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* maps_cub.cu */
+static const char *const moer_source_23[] = { /* maps_cub.cu */
     "/*\n"
     "  maps_cub.cu: the expert maps of more than 8192 pairs, as maps.cu makes them, ranked by CUB's block primitives. The one kernel family that\n"
     "  needs headers of others.\n"
@@ -6068,7 +6229,7 @@ static const char *const moer_source_22[] = { /* maps_cub.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* matmul.cu */
+static const char *const moer_source_24[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -6410,7 +6571,7 @@ static const char *const moer_source_23[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* grouped.cu */
+static const char *const moer_source_25[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -6494,12 +6655,14 @@ static const char *const moer_source_24[] = { /* grouped.cu */
     "}\n"
     "\n"
     "DEVICE void find_rows(const moer_matmul_args &a, const tile_place &p, row_sources &sources) {\n"
+    "    sources.passes = 0;\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < (TILE_ROWS + 63) / 64; i++) {\n"
-    "        const u32 r = i * 64 + thread_index() / 4, row = p.base + r < p.end_row \? p.base + r : p.base;\n"
+    "    for (u32 i = 0; i < ROW_PASSES; i++) {\n"
+    "        const u32 r = i * ROWS_A_PASS + thread_index() / SLICE_CHUNKS, row = p.base + r < p.end_row \? p.base + r : p.base;\n"
     "        sources.x[i] = 0;\n"
     "        if (r >= TILE_ROWS || p.base + r / 16 * 16 >= p.end_row) continue;\n"
-    "        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, X_INDEX == 2 \? row : (u32)a.row_to_pair[row]) * INNER * X_BYTES;\n"
+    "        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, X_INDEX == 2 \? row : (u32)a.row_to_pair[row]) * (INNER * 2) + thread_index() % SLICE_CHUNKS * 16;\n"
+    "        sources.passes = i + 1;\n"
     "    }\n"
     "}\n"
     "\n"
@@ -6557,19 +6720,20 @@ static const char *const moer_source_24[] = { /* grouped.cu */
     "        }\n"
     "}\n"
     "\n"
-    "template <class Rows, class Weights>\n"
-    "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {\n"
-    "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);\n",
-    "    else multiply_slice<false>(sums, rows, weights, slice, fragments);\n"
+    "template <class Words>\n"
+    "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words &words, u32 rows, u32 weights, u32 slice, u32 fragments) {\n",
+    "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, words, rows, weights, slice, fragments);\n"
+    "    else multiply_slice<false>(sums, words, rows, weights, slice, fragments);\n"
     "}\n"
     "\n"
+    "DEVICE u32 next_stage(u32 stage) { return stage + 1 == STAGES \? 0 : stage + 1; }\n"
+    "\n"
     "KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_args) {\n"
-    "    SHARED(u32, rows, ROW_STAGES * ROW_WORDS);\n"
-    "    SHARED(u32, weights, WEIGHT_STAGES * FILL_WORDS);\n"
+    "    DYNAMIC_SHARED(words);\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    tile_place p;\n"
-    "    if (!find_tile(a, rows, block_index_x() / COLUMN_TILES, p)) return;\n"
+    "    if (!find_tile(a, words, block_index_x() / COLUMN_TILES, p)) return;\n"
     "    p.first_column = block_index_x() % COLUMN_TILES * TILE_COLUMNS;\n"
     "\n"
     "    const u32 num_rows = p.end_row - p.base < TILE_ROWS \? p.end_row - p.base : TILE_ROWS;\n"
@@ -6585,30 +6749,34 @@ static const char *const moer_source_24[] = { /* grouped.cu */
     "#pragma unroll\n"
     "            for (u32 i = 0; i < 4; i++) sums[m][j][i] = 0.0f;\n"
     "\n"
+    "    const copy_target target = copy_target_of(words);\n"
+    "    u32 stage = 0, free_stage = STAGES - 1; /* whose slice is multiplied, and which is copied to */\n"
     "#if COPIED_WEIGHTS\n"
     "    weight_sources w;\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < TILE_WEIGHTS / 64; i++) w.w[i] = tile_weight_row(a, p, i * 64 + thread_index() / 4).data;\n"
-    "    for (u32 slice = 0; slice < ROW_STAGES - 1; slice++) {\n"
-    "        start_rows(rows, x, slice);\n"
-    "        start_weights(weights, w, slice);\n"
+    "    for (u32 i = 0; i < WEIGHT_PASSES; i++) w.w[i] = tile_weight_row(a, p, i * ROWS_A_PASS + thread_index() / SLICE_CHUNKS).data + thread_index() % SLICE_CHUNKS * 16;\n"
+    "    for (u32 slice = 0; slice < STAGES - 1; slice++) {\n"
+    "        start_rows(words, target, x, slice, slice * ROW_WORDS);\n"
+    "        start_weights(target, w, slice, WEIGHTS_AT + slice * FILL_WORDS);\n"
     "        copy_async_commit();\n"
     "    }\n"
     "#pragma unroll 1\n"
     "    for (u32 slice = 0; slice < NUM_SLICES; slice++) {\n"
-    "        copy_async_wait<ROW_STAGES - 2>();\n"
+    "        copy_async_wait<STAGES - 2>();\n"
     "        block_barrier(); /* all have what was copied, and none reads the stage that comes next */\n"
-    "        start_rows(rows, x, slice + ROW_STAGES - 1);\n"
-    "        start_weights(weights, w, slice + ROW_STAGES - 1);\n"
+    "        start_rows(words, target, x, slice + STAGES - 1, free_stage * ROW_WORDS);\n"
+    "        start_weights(target, w, slice + STAGES - 1, WEIGHTS_AT + free_stage * FILL_WORDS);\n"
     "        copy_async_commit();\n"
-    "        multiply(sums, rows, weights, slice, fragments);\n"
+    "        multiply(sums, words, stage * ROW_WORDS, WEIGHTS_AT + stage * FILL_WORDS, 0, fragments);\n"
+    "        stage = next_stage(stage);\n"
+    "        free_stage = next_stage(free_stage);\n"
     "    }\n"
     "#else\n"
     "    const u32 n = warp_index() * 16 + (lane_index() >> 2);\n"
     "    const weight_row low = tile_weight_row(a, p, n), high = tile_weight_row(a, p, n + 8);\n"
     "    weight_chunk low_chunk = load_weight_chunk(low, 0, false), high_chunk = load_weight_chunk(high, 0, false);\n"
-    "    for (u32 slice = 0; slice < ROW_STAGES - 1; slice++) {\n"
-    "        start_rows(rows, x, slice);\n"
+    "    for (u32 slice = 0; slice < STAGES - 1; slice++) {\n"
+    "        start_rows(words, target, x, slice, slice * ROW_WORDS);\n"
     "        copy_async_commit();\n"
     "    }\n"
     "#pragma unroll 1\n"
@@ -6616,28 +6784,486 @@ static const char *const moer_source_24[] = { /* grouped.cu */
     "        arrange_weight_chunk(low_chunk);\n"
     "        arrange_weight_chunk(high_chunk);\n"
     "        if (step != 0) block_barrier(); /* none reads the weights before these */\n"
-    "        store_weights(weights, low_chunk, step, n);\n"
-    "        store_weights(weights, high_chunk, step, n + 8);\n"
+    "        store_weights(words, low_chunk, step, WEIGHTS_AT, n);\n"
+    "        store_weights(words, high_chunk, step, WEIGHTS_AT, n + 8);\n"
     "        if (step + 1 < NUM_STEPS) {\n"
     "            low_chunk = load_weight_chunk(low, step + 1, false);\n"
     "            high_chunk = load_weight_chunk(high, step + 1, false);\n"
     "        }\n"
     "#pragma unroll 1\n"
-    "        for (u32 slice = step * FILL_SLICES; slice < (step + 1) * FILL_SLICES && slice < NUM_SLICES; slice++) {\n"
-    "            copy_async_wait<ROW_STAGES - 2>();\n"
+    "        for (u32 i = 0; i < FILL_SLICES && step * FILL_SLICES + i < NUM_SLICES; i++) {\n"
+    "            copy_async_wait<STAGES - 2>();\n"
     "            block_barrier();\n"
-    "            start_rows(rows, x, slice + ROW_STAGES - 1);\n"
+    "            start_rows(words, target, x, step * FILL_SLICES + i + STAGES - 1, free_stage * ROW_WORDS);\n"
     "            copy_async_commit();\n"
-    "            multiply(sums, rows, weights, slice, fragments);\n"
+    "            multiply(sums, words, stage * ROW_WORDS, WEIGHTS_AT, i, fragments);\n"
+    "            stage = next_stage(stage);\n"
+    "            free_stage = next_stage(free_stage);\n"
     "        }\n"
     "    }\n"
     "#endif\n"
     "    copy_async_wait<0>();\n"
-    "    scale_columns(a, p, sums);\n"
+    "    scale_columns(a, p, sums);\n",
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* down.cu */
+static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
+    "/*\n"
+    "  grouped_warpgroups.cu: what grouped.cu computes, on compute capability 9.0, whose tensor cores read both operands from shared memory:\n"
+    "  four warps, a warpgroup, start a product together and go on while it is done.\n"
+    "\n"
+    "  A block has a multiprocessor alone, and goes through tiles of TILE_WEIGHTS weight rows and up to MOST_ROWS rows of one expert. Producers,\n"
+    "  PRODUCER_WARPS warps, bring both into shared memory, a fill of 64 or 128 inputs at a time and up to STAGES fills ahead: past the end of a\n"
+    "  tile into the next one, so that memory is busy while a tile's outputs are made. Consumers, two warpgroups, multiply: 64 weight rows\n"
+    "  are a product's rows, and the expert's rows, up to a multiple of 16, its columns. So a tile takes as long as its rows need, and an expert\n"
+    "  with few rows costs little more than reading its weights. Tiles are wide because L2 is the limit: rows and TILE_WEIGHTS weight rows\n"
+    "  are 2 * rows * TILE_WEIGHTS operations for each of their rows + TILE_WEIGHTS columns of K. Weights that are unpacked are a fourth\n"
+    "  of the bytes, and half the width leaves registers for their loads.\n"
+    "\n"
+    "  A warp's weight rows are dealt out so that a lane, once 8 x 8 pieces of sums are transposed, has some consecutive columns of a row.\n"
+    "\n"
+    "  Tiles follow each other as in grouped.cu. An expert's rows are shared out evenly among its tiles. Each warp of the producers finds a tile\n"
+    "  by counting those before it, from where it found the last one.\n"
+    "\n"
+    "  Constants: those of grouped.cu but RESIDENT_BLOCKS, with X_ALIGN 16, COLUMNS and INNER multiples of 8, and for weights of the activations'\n"
+    "  type WEIGHT_ALIGN 16; TILE_WEIGHTS, 128 or 256; TILE_ROWS, 32, 64 or 128; SHARED_BYTES; PRODUCER_WARPS, 4 or 8; PRODUCER_REGISTERS, of a\n"
+    "  thread: consumers get what is left.\n"
+    "  Grid: as many blocks as run at once; any number will do.\n"
+    "*/\n"
+    "#define WEIGHT_LOADS_STAY\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"scores.h\"\n"
+    "#include \"activations.h\"\n"
+    "#include \"tile.h\"\n"
+    "#include \"output.h\"\n"
+    "\n"
+    "/* Half of the experts that ought to have 128 rows have some more, and those are still one tile. */\n"
+    "#define MOST_ROWS (TILE_ROWS == 128 \? 160 : TILE_ROWS)\n"
+    "#define CONSUMERS 256\n"
+    "#define PRODUCERS (PRODUCER_WARPS * 32)\n"
+    "#define THREADS (CONSUMERS + PRODUCERS)\n"
+    "#define REGISTERS_AT_LAUNCH (65536 / THREADS / 8 * 8) /* of a thread; a block never has more of them than then */\n"
+    "#define REGISTERS_LEFT ((REGISTERS_AT_LAUNCH * THREADS - PRODUCERS * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8)\n"
+    "#define CONSUMER_REGISTERS (REGISTERS_LEFT < 240 \? REGISTERS_LEFT : 240)\n"
+    "\n"
+    "#define COPIED_WEIGHTS (FORMAT == X && WEIGHT_ALIGN == 16) /* otherwise through registers */\n"
+    "#define SLICE 64 /* inputs, 128 bytes of a row */\n"
+    "#define FILL_SLICES (COPIED_WEIGHTS \? 1 : STEP / SLICE)\n"
+    "#define FILL_INPUTS (FILL_SLICES * SLICE)\n"
+    "#define NUM_FILLS ((INNER + FILL_INPUTS - 1) / FILL_INPUTS)\n"
+    "#define ROWS_AT (TILE_WEIGHTS * 32) /* in a slice, behind the weights */\n"
+    "#define SLICE_WORDS (ROWS_AT + MOST_ROWS * 32)\n"
+    "#define FILL_WORDS (SLICE_WORDS * FILL_SLICES)\n"
+    "static_assert(FILL_SLICES > 0 && INNER % 8 == 0 && X_ALIGN == 16, \"rows in slices and chunks\");\n"
+    "\n"
+    "/* What is known of a tile: expert, first row, number of rows (0: no more tiles), first column; then its rows' weights. So many tiles at\n"
+    "   once: producers say what comes when they are up to STAGES fills ahead. */\n"
+    "#define TILE_WORDS (4 + MOST_ROWS)\n"
+    "#define MOST_STAGES 7 /* a full and an empty barrier each, of 15 */\n"
+    "#define STAGES_THAT_FIT ((SHARED_BYTES / 4 - (MOST_STAGES / NUM_FILLS + 2) * TILE_WORDS) / FILL_WORDS)\n"
+    "#define STAGES (STAGES_THAT_FIT < MOST_STAGES \? STAGES_THAT_FIT : MOST_STAGES)\n"
+    "#define TILES_AT (STAGES * FILL_WORDS)\n"
+    "#define TILES_END (TILES_AT + (STAGES / NUM_FILLS + 2) * TILE_WORDS)\n"
+    "static_assert(STAGES >= 2 && TILES_END * 4 <= SHARED_BYTES, \"shared memory of a block\");\n"
+    "\n"
+    "#define BLOCKS_OF_64 (TILE_WEIGHTS / 128) /* weight rows of a warpgroup */\n",
+    "#define TILE_COLUMNS (GATED \? TILE_WEIGHTS / 2 : TILE_WEIGHTS)\n"
+    "#define COLUMN_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
+    "#define WEIGHS (WEIGHT_ON_INPUT || WEIGHT_ON_OUTPUT)\n"
+    "\n"
+    "/* The barriers of a stage: it is full, it may be filled. */\n"
+    "DEVICE u32 full_barrier(u32 stage) { return 1 + stage; }\n"
+    "DEVICE u32 empty_barrier(u32 stage) { return 1 + STAGES + stage; }\n"
+    "\n"
+    "/* Where chunk `chunk` of row `row` of a slice is, as the products want it. */\n"
+    "DEVICE u32 chunk_word(u32 row, u32 chunk) { return (row * 8 + (chunk ^ (row & 7))) * 4; }\n"
+    "DEVICE u32 weight_place(u32 n, u32 chunk) { return chunk / 8 * SLICE_WORDS + chunk_word(n, chunk & 7); }\n"
+    "#include \"unpacked.h\"\n"
+    "\n"
+    "/* ---- tiles ---- */\n"
+    "\n"
+    "struct tile_place { u32 expert, base, rows, first_column; };\n"
+    "\n"
+    "/* The output column of the tile's weight row n = ((group * BLOCKS_OF_64 + block) * 4 + warp) * 16 + half * 8 + i, in which half 1 is up where\n"
+    "   there is a gate. Past the matrix: its last one, whose sums nobody uses. */\n"
+    "DEVICE u32 tile_column(u32 first_column, u32 n) {\n"
+    "    const u32 i = n & 7, half = GATED \? 0 : n >> 3 & 1, warp = n >> 4 & 3, block = n >> 6 & (BLOCKS_OF_64 - 1), group = n / (64 * BLOCKS_OF_64);\n"
+    "    const u32 halves = GATED \? 1 : 2, lane_columns = halves * BLOCKS_OF_64 * 2;\n"
+    "    const u32 column = first_column + ((group * 4 + warp) * 4 + i / 2) * lane_columns + (block * halves + half) * 2 + i % 2;\n"
+    "    return column < COLUMNS \? column : COLUMNS - 1;\n"
+    "}\n"
+    "\n"
+    "DEVICE bool is_up(u32 n) { return GATED && (n >> 3 & 1) != 0; }\n"
+    "\n"
+    "DEVICE weight_row tile_weight_row(const moer_matmul_args &a, const tile_place &p, u32 n) {\n"
+    "    return find_weight_row(UP_APART && is_up(n) \? a.up_weights : a.weights, p.expert, column_row(tile_column(p.first_column, n), is_up(n)));\n"
+    "}\n"
+    "\n"
+    "/* How far a warp has counted: the distinct experts before `first` have `before` row tiles. */\n"
+    "struct tile_search { u32 first, before; };\n"
+    "\n"
+    "/* Tile `tile`, no less than the last one; false: there are fewer. */\n"
+    "DEVICE bool find_tile(const moer_matmul_args &a, u32 num_distinct, tile_search &s, u32 tile, tile_place &p) {\n"
+    "    const u32 lane = lane_index(), row_tile = tile / COLUMN_TILES;\n"
+    "    for (; s.first < num_distinct; s.first += 32) {\n"
+    "        const u32 d = s.first + lane;\n"
+    "        const u32 begin = d < num_distinct \? (u32)a.distinct_offsets[d] : 0, end = d < num_distinct \? (u32)a.distinct_offsets[d + 1] : 0;\n"
+    "        const u32 count = (end - begin + MOST_ROWS - 1) / MOST_ROWS;\n"
+    "        u32 sum = count;\n"
+    "#pragma unroll\n"
+    "        for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "            const u32 other = warp_shuffle_up(sum, delta);\n"
+    "            if (lane >= delta) sum += other;\n"
+    "        }\n"
+    "        const u32 beyond = warp_ballot(s.before + sum <= row_tile); /* lanes whose tiles all come before */\n"
+    "        if (beyond != 0xffffffffu) {\n"
+    "            const u32 owner = popcount(beyond), index = row_tile - s.before - warp_shuffle(sum - count, owner);\n"
+    "            const u32 first = warp_shuffle(begin, owner), num_rows = warp_shuffle(end, owner) - first;\n"
+    "            const u32 tiles = warp_shuffle(count, owner), even = (num_rows + tiles - 1) / tiles;\n"
+    "            p.expert = (u32)a.distinct_experts[s.first + owner];\n"
+    "            p.base = first + index * even;\n"
+    "            p.rows = num_rows - index * even < even \? num_rows - index * even : even;\n"
+    "            p.first_column = tile % COLUMN_TILES * TILE_COLUMNS;\n"
+    "            return true;\n"
+    "        }\n"
+    "        s.before += warp_shuffle(sum, 31);\n"
+    "    }\n"
+    "    return false;\n"
+    "}\n"
+    "\n"
+    "/* ---- producers ---- */\n"
+    "\n"
+    "/* Eight threads copy a row's chunks. */\n"
+    "#define ROWS_A_PASS (PRODUCERS / 8)\n"
+    "#define ROW_PASSES ((MOST_ROWS + ROWS_A_PASS - 1) / ROWS_A_PASS)\n"
+    "#define WEIGHT_PASSES (TILE_WEIGHTS / ROWS_A_PASS)\n"
+    "#define GROUPS_A_WARP (TILE_WEIGHTS / 16 / PRODUCER_WARPS) /* of 16 weight rows */\n"
+    "#define LAG (STAGES > 2 \? STAGES - 2 : 0)                  /* fills that are under way when the one before them is said to be full */\n"
+    "\n"
+    "struct producer {\n",
+    "    copy_target target;\n"
+    "    u32 thread, place;      /* among the producers; where its chunk of the first rows is, from the first word */\n"
+    "    u32 fills;              /* so far */\n"
+    "    u32 x_row[ROW_PASSES];  /* rows of x, of the tile */\n"
+    "    u32 rows;               /* of them, up to a multiple of 16 */\n"
+    "};\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE void tell_tile(const moer_matmul_args &a, Words &words, const tile_place &p, u32 at, u32 thread) {\n"
+    "    if (WEIGHS)\n"
+    "        for (u32 r = thread; r < p.rows; r += PRODUCERS) words[at + 4 + r] = f32_bits(load_value(a.router_weights, (u32)a.row_to_pair[p.base + r], WEIGHTS));\n"
+    "    if (thread != 0) return;\n"
+    "    words[at] = p.expert;\n"
+    "    words[at + 1] = p.base;\n"
+    "    words[at + 2] = p.rows;\n"
+    "    words[at + 3] = p.first_column;\n"
+    "}\n"
+    "\n"
+    "/* Rows past the tile's last, up to a multiple of 16, are its first. */\n"
+    "DEVICE void find_rows(const moer_matmul_args &a, const tile_place &p, producer &my) {\n"
+    "    my.rows = (p.rows + 15) / 16 * 16;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < ROW_PASSES; i++) {\n"
+    "        const u32 r = i * ROWS_A_PASS + my.thread / 8, row = p.base + (r < p.rows \? r : 0);\n"
+    "        my.x_row[i] = r < my.rows \? x_row_of(a, X_INDEX == 2 \? row : (u32)a.row_to_pair[row]) : 0;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Waits until the stage of the next fill may be filled. */\n"
+    "DEVICE u32 begin_fill(const producer &my) {\n"
+    "    const u32 stage = my.fills % STAGES;\n"
+    "    if (my.fills >= STAGES) block_barrier_named(empty_barrier(stage), THREADS);\n"
+    "    return stage;\n"
+    "}\n"
+    "\n"
+    "DEVICE void start_rows(const moer_matmul_args &a, const producer &my, u32 at, u32 fill) {\n"
+    "#pragma unroll\n"
+    "    for (u32 slice = 0; slice < FILL_SLICES; slice++) {\n"
+    "        const u32 k = fill * FILL_INPUTS + slice * SLICE + (my.thread & 7) * 8, size = INNER % FILL_INPUTS == 0 || k < INNER \? 16 : 0;\n"
+    "        const u8 *const x = (const u8 *)a.x + (size \? k * 2 : 0);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < ROW_PASSES; i++)\n"
+    "            if (i * ROWS_A_PASS + my.thread / 8 < my.rows)\n"
+    "                copy_async_16_into(my.target, at + slice * SLICE_WORDS + ROWS_AT + my.place + i * ROWS_A_PASS * 32, x + (u64)my.x_row[i] * (INNER * 2), size);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "#if COPIED_WEIGHTS\n"
+    "\n"
+    "/* Rows of the same warp, half and lane are so many weight rows apart, unless the tile has none of them. */\n"
+    "#define WEIGHT_STRIDES (COLUMNS % TILE_COLUMNS == 0 && ROWS_A_PASS == 16)\n"
+    "\n"
+    "DEVICE void start_weights(const moer_matmul_args &a, const producer &my, const tile_place &p, const u8 *first, u32 at, u32 fill) {\n"
+    "    const u32 k = fill * SLICE + (my.thread & 7) * 8, size = INNER % SLICE == 0 || k < INNER \? 16 : 0, offset = size \? k * 2 : 0;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < WEIGHT_PASSES; i++) {\n"
+    "        const u8 *const row = WEIGHT_STRIDES \? first + tile_column(0, i * 16) * (GATED && INTERLEAVED \? 2 : 1) * ROW_BYTES : tile_weight_row(a, p, i * ROWS_A_PASS + my.thread / 8).data;\n"
+    "        copy_async_16_into(my.target, at + my.place + i * ROWS_A_PASS * 32, row + offset, size);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "DEVICE void fill_tile(const moer_matmul_args &a, producer &my, const tile_place &p) {\n"
+    "    const u8 *const first = tile_weight_row(a, p, my.thread / 8).data;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 fill = 0; fill < NUM_FILLS; fill++) {\n"
+    "        const u32 at = begin_fill(my) * FILL_WORDS;\n"
+    "        start_rows(a, my, at, fill);\n"
+    "        start_weights(a, my, p, first, at, fill);\n"
+    "        copy_async_commit();\n"
+    "        if (my.fills >= LAG) {\n"
+    "            copy_async_wait<LAG>();\n"
+    "            block_barrier_arrive(full_barrier((my.fills - LAG) % STAGES), THREADS);\n"
+    "        }\n"
+    "        my.fills++;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "DEVICE void finish_fills(const producer &my) {\n"
+    "    copy_async_wait<0>();\n"
+    "    for (u32 left = my.fills < LAG \? my.fills : LAG; left > 0; left--) block_barrier_arrive(full_barrier((my.fills - left) % STAGES), THREADS);\n"
+    "}\n"
+    "\n"
+    "#else\n"
+    "\n"
+    "/* A lane's weight rows, those of its warp's groups of 16, and its parts of them in one fill. */\n",
+    "struct code_rows { weight_row low[GROUPS_A_WARP], high[GROUPS_A_WARP]; };\n"
+    "struct codes { weight_chunk low[GROUPS_A_WARP], high[GROUPS_A_WARP]; };\n"
+    "\n"
+    "DEVICE u32 first_weight_row(const producer &my) { return my.thread / 32 * 16 + (lane_index() >> 2); }\n"
+    "\n"
+    "DEVICE void find_code_rows(const moer_matmul_args &a, const producer &my, const tile_place &p, code_rows &rows) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < GROUPS_A_WARP; i++) {\n"
+    "        const u32 n = first_weight_row(my) + i * PRODUCER_WARPS * 16;\n"
+    "        rows.low[i] = tile_weight_row(a, p, n);\n"
+    "        rows.high[i] = tile_weight_row(a, p, n + 8);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "DEVICE void load_codes(const code_rows &rows, u32 fill, codes &c) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < GROUPS_A_WARP; i++) {\n"
+    "        c.low[i] = load_weight_chunk(rows.low[i], fill, false);\n"
+    "        c.high[i] = load_weight_chunk(rows.high[i], fill, false);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* `rows` and `now` are those of the tile's first fill, and then those of `next`, the tile after it or this one again. Codes are loaded a fill\n"
+    "   ahead, before a barrier, so that the compiler leaves them there: it would rather load them when the fill before is done. */\n"
+    "template <class Words>\n"
+    "DEVICE void fill_tile(const moer_matmul_args &a, Words &words, producer &my, const tile_place &next, code_rows &rows, codes &now) {\n"
+    "#pragma unroll 1\n"
+    "    for (u32 fill = 0; fill < NUM_FILLS; fill++) {\n"
+    "        codes then;\n"
+    "        if (fill + 1 == NUM_FILLS) find_code_rows(a, my, next, rows);\n"
+    "        load_codes(rows, fill + 1 == NUM_FILLS \? 0 : fill + 1, then);\n"
+    "        const u32 stage = begin_fill(my), at = stage * FILL_WORDS;\n"
+    "        start_rows(a, my, at, fill);\n"
+    "        copy_async_commit();\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < GROUPS_A_WARP; i++) {\n"
+    "            const u32 n = first_weight_row(my) + i * PRODUCER_WARPS * 16;\n"
+    "            arrange_weight_chunk(now.low[i]);\n"
+    "            arrange_weight_chunk(now.high[i]);\n"
+    "            store_weights(words, now.low[i], fill, at, n);\n"
+    "            store_weights(words, now.high[i], fill, at, n + 8);\n"
+    "        }\n"
+    "        copy_async_wait<0>();\n"
+    "        block_barrier_arrive(full_barrier(stage), THREADS);\n"
+    "        my.fills++;\n"
+    "        now = then;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "DEVICE void finish_fills(const producer &) {}\n"
+    "\n"
+    "#endif\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE void produce(const moer_matmul_args &a, Words &words) {\n"
+    "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
+    "    u32 at = TILES_AT;\n"
+    "    tile_search search = {0, 0};\n"
+    "    tile_place p;\n"
+    "    producer my;\n"
+    "    my.target = copy_target_of(words);\n"
+    "    my.thread = thread_index() - CONSUMERS;\n"
+    "    my.place = chunk_word(my.thread / 8, my.thread & 7);\n"
+    "    my.fills = 0;\n"
+    "#if COPIED_WEIGHTS\n"
+    "    for (u32 tile = block_index_x(); find_tile(a, num_distinct, search, tile, p); tile += grid_blocks_x()) {\n"
+    "        find_rows(a, p, my);\n"
+    "        tell_tile(a, words, p, at, my.thread);\n"
+    "        at = at + TILE_WORDS == TILES_END \? TILES_AT : at + TILE_WORDS;\n"
+    "        fill_tile(a, my, p);\n"
+    "    }\n"
+    "#else\n"
+    "    u32 tile = block_index_x();\n"
+    "    bool found = find_tile(a, num_distinct, search, tile, p);\n"
+    "    code_rows rows;\n"
+    "    codes now;\n"
+    "    if (found) {\n"
+    "        find_code_rows(a, my, p, rows);\n"
+    "        load_codes(rows, 0, now);\n"
+    "    }\n"
+    "    while (found) {\n"
+    "        tile_place next = p;\n"
+    "        find_rows(a, p, my);\n"
+    "        tell_tile(a, words, p, at, my.thread);\n"
+    "        at = at + TILE_WORDS == TILES_END \? TILES_AT : at + TILE_WORDS;\n"
+    "        found = find_tile(a, num_distinct, search, tile += grid_blocks_x(), next);\n"
+    "        fill_tile(a, words, my, next, rows, now);\n"
+    "        p = next;\n"
+    "    }\n"
+    "#endif\n"
+    "    finish_fills(my);\n"
+    "    /* An empty fill for the end, and the barriers at which consumers have left the last ones. */\n"
+    "    if (my.thread == 0) words[at + 2] = 0;\n"
+    "    block_barrier_arrive(full_barrier(begin_fill(my)), THREADS);\n"
+    "    for (u32 i = 1; i < STAGES; i++) {\n"
+    "        my.fills++;\n"
+    "        begin_fill(my);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* ---- consumers ---- */\n"
+    "\n",
+    "typedef float tile_sums[BLOCKS_OF_64][MOST_ROWS / 8][4];\n"
+    "\n"
+    "/* The products of a tile of up to N rows, whose first fill is there. */\n"
+    "template <u32 N, class Words>\n"
+    "DEVICE void multiply_tile(tile_sums &sums, Words &words, u32 &stage) {\n"
+    "    const u32 group = warp_index() / 4;\n"
+    "    u32 previous = 0;\n"
+    "#pragma unroll\n"
+    "    for (u32 m = 0; m < BLOCKS_OF_64; m++)\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < N / 8; j++)\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++) sums[m][j][i] = 0.0f;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 fill = 0; fill < NUM_FILLS; fill++) {\n"
+    "        if (fill != 0) block_barrier_named(full_barrier(stage), THREADS);\n"
+    "        shared_visible_to_products();\n"
+    "        warpgroup_begin();\n"
+    "#pragma unroll\n"
+    "        for (u32 slice = 0; slice < FILL_SLICES; slice++) {\n"
+    "            const u32 at = stage * FILL_WORDS + slice * SLICE_WORDS;\n"
+    "#pragma unroll\n"
+    "            for (u32 k = 0; k < SLICE / 16; k++)\n"
+    "#pragma unroll\n"
+    "                for (u32 m = 0; m < BLOCKS_OF_64; m++)\n"
+    "                    warpgroup_multiply(N, X == DTYPE_F16, sums[m], words, at + (group * BLOCKS_OF_64 + m) * 2048 + k * 8, at + ROWS_AT + k * 8);\n"
+    "        }\n"
+    "        warpgroup_commit();\n"
+    "        if (fill != 0) {\n"
+    "            warpgroup_wait<1>();\n"
+    "            block_barrier_arrive(empty_barrier(previous), THREADS);\n"
+    "        }\n"
+    "        previous = stage;\n"
+    "        stage = stage + 1 == STAGES \? 0 : stage + 1;\n"
+    "    }\n"
+    "    warpgroup_wait<0>();\n"
+    "    block_barrier_arrive(empty_barrier(previous), THREADS);\n"
+    "}\n"
+    "\n"
+    "/* The outputs of rows r and r + 1 from their sums, of one weight row or of gate and up. */\n"
+    "DEVICE u32 finish_pair(const moer_matmul_args &a, const float (&sums)[4], u32 half, const float (&scale)[2], const float (&bias)[2], const float (&weight)[2]) {\n"
+    "    float value[2];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 2; i++) {\n"
+    "        float up = GATED \? sums[2 + i] : 0.0f;\n"
+    "        value[i] = sums[half * 2 + i];\n"
+    "        if (ROW_HAS_SCALE) value[i] = f32_mul(value[i], scale[half]);\n"
+    "        if (ROW_HAS_SCALE && GATED) up = f32_mul(up, scale[1]);\n"
+    "        value[i] = finish_sums(a, bias[half], bias[1], weight[i], value[i], up);\n"
+    "        if (WEIGHT_ON_OUTPUT) value[i] = f32_mul(value[i], weight[i]);\n"
+    "    }\n"
+    "    return OUT == DTYPE_F16 \? f32_to_half2(value[0], value[1]) : f32_to_bf162(value[0], value[1]);\n"
+    "}\n"
+    "\n"
+    "/* `about` is where what is known of the tile is. */\n"
+    "template <class Words>\n"
+    "DEVICE void finish_tile(const moer_matmul_args &a, const tile_sums &sums, Words &words, const tile_place &p, u32 about) {\n"
+    "    const u32 warp = warp_index() & 3, group = warp_index() / 4, g = lane_index() >> 2, t = lane_index() & 3;\n"
+    "    constexpr u32 halves = GATED \? 1 : 2, lane_words = halves * BLOCKS_OF_64; /* of a lane, in a row */\n"
+    "    const u32 column = p.first_column + ((group * 4 + warp) * 4 + t) * lane_words * 2;\n"
+    "    float scale[BLOCKS_OF_64][2], bias[BLOCKS_OF_64][2];\n"
+    "#pragma unroll\n"
+    "    for (u32 m = 0; m < BLOCKS_OF_64; m++)\n"
+    "#pragma unroll\n"
+    "        for (u32 half = 0; half < 2; half++) {\n"
+    "            const u32 n = ((group * BLOCKS_OF_64 + m) * 4 + warp) * 16 + half * 8 + g;\n"
+    "            scale[m][half] = ROW_HAS_SCALE \? row_scale(tile_weight_row(a, p, n)) : 1.0f;\n"
+    "            bias[m][half] = BIAS \? load_value(UP_APART && is_up(n) \? a.up_bias : a.bias, (u64)p.expert * ROWS + column_row(tile_column(p.first_column, n), is_up(n)), BIAS) : 0.0f;\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "    for (u32 j = 0; j < MOST_ROWS / 8; j++) {\n"
+    "        if (j * 8 >= p.rows) break;\n"
+    "        const u32 row = j * 8 + g;\n"
+    "        float weight[2];\n"
+    "        u32 out[lane_words];\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 2; i++) weight[i] = WEIGHS && j * 8 + t * 2 + i < p.rows \? f32_from_bits(words[about + 4 + j * 8 + t * 2 + i]) : 1.0f;\n"
+    "#pragma unroll\n"
+    "        for (u32 m = 0; m < BLOCKS_OF_64; m++)\n"
+    "#pragma unroll\n"
+    "            for (u32 half = 0; half < halves; half++) out[m * halves + half] = matrix_transpose(finish_pair(a, sums[m][j], half, scale[m], bias[m], weight));\n",
+    "        if (row >= p.rows || column >= COLUMNS) continue;\n"
+    "        u32 *const to = (u32 *)((u16 *)a.out + (u64)(p.base + row) * COLUMNS + column);\n"
+    "        if (lane_words == 4) store_16(to, u32x4{{out[0], out[1 % lane_words], out[2 % lane_words], out[3 % lane_words]}});\n"
+    "        else if (lane_words == 2) store_8(to, u32x2{{out[0], out[1 % lane_words]}});\n"
+    "        else *to = out[0];\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE void consume(const moer_matmul_args &a, Words &words) {\n"
+    "    tile_sums sums;\n"
+    "    u32 stage = 0;\n"
+    "#pragma unroll 1\n"
+    "    for (u32 about = TILES_AT;; about = about + TILE_WORDS == TILES_END \? TILES_AT : about + TILE_WORDS) {\n"
+    "        block_barrier_named(full_barrier(stage), THREADS);\n"
+    "        const u32 rows = words[about + 2];\n"
+    "        if (rows == 0) break;\n"
+    "        const tile_place p = {words[about], words[about + 1], rows, words[about + 3]};\n"
+    "        switch ((p.rows + 15) / 16) {\n"
+    "        case 1: multiply_tile<16>(sums, words, stage); break;\n"
+    "        case 2: multiply_tile<32>(sums, words, stage); break;\n"
+    "#if MOST_ROWS >= 64\n"
+    "        case 3: multiply_tile<48>(sums, words, stage); break;\n"
+    "        case 4: multiply_tile<64>(sums, words, stage); break;\n"
+    "#endif\n"
+    "#if MOST_ROWS >= 128\n"
+    "        case 5: multiply_tile<80>(sums, words, stage); break;\n"
+    "        case 6: multiply_tile<96>(sums, words, stage); break;\n"
+    "        case 7: multiply_tile<112>(sums, words, stage); break;\n"
+    "        case 8: multiply_tile<128>(sums, words, stage); break;\n"
+    "#endif\n"
+    "#if MOST_ROWS >= 160\n"
+    "        case 9: multiply_tile<144>(sums, words, stage); break;\n"
+    "        case 10: multiply_tile<160>(sums, words, stage); break;\n"
+    "#endif\n"
+    "        }\n"
+    "        finish_tile(a, sums, words, p, about);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "KERNEL(moe_route_grouped_warpgroups, THREADS, moer_matmul_args) {\n"
+    "    DYNAMIC_SHARED_FOR_PRODUCTS(words);\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "    if (warp_index() >= CONSUMERS / 32) {\n"
+    "        release_registers<PRODUCER_REGISTERS>();\n"
+    "        produce(a, words);\n"
+    "    } else {\n"
+    "        take_registers<CONSUMER_REGISTERS>();\n"
+    "        consume(a, words);\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_27[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -6763,7 +7389,7 @@ static const char *const moer_source_25[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* combine.cu */
+static const char *const moer_source_28[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -6822,7 +7448,7 @@ static const char *const moer_source_26[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_27[] = { /* expand.cu */
+static const char *const moer_source_29[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -6855,7 +7481,7 @@ static const char *const moer_source_27[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_28[] = { /* dispatch.cu */
+static const char *const moer_source_30[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
@@ -6890,7 +7516,7 @@ static const char *const moer_source_28[] = { /* dispatch.cu */
     "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_29[] = { /* dispatch_large.cu */
+static const char *const moer_source_31[] = { /* dispatch_large.cu */
     "/*\n"
     "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
     "\n"
@@ -6958,7 +7584,7 @@ static const char *const moer_source_29[] = { /* dispatch_large.cu */
     "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_30[] = { /* slots.cu */
+static const char *const moer_source_32[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -7011,26 +7637,28 @@ static const moer_source moer_sources[] = {
     {"values.h", moer_source_10},
     {"tile.h", moer_source_11},
     {"stream.h", moer_source_12},
-    {"grouped.h", moer_source_13},
-    {"output.h", moer_source_14},
-    {"vector.h", moer_source_15},
-    {"epilogue.h", moer_source_16},
-    {"dispatch.h", moer_source_17},
-    {"sort.h", moer_source_18},
-    {"route.cu", moer_source_19},
-    {"topk.cu", moer_source_20},
-    {"maps.cu", moer_source_21},
-    {"maps_cub.cu", moer_source_22},
-    {"matmul.cu", moer_source_23},
-    {"grouped.cu", moer_source_24},
-    {"down.cu", moer_source_25},
-    {"combine.cu", moer_source_26},
-    {"expand.cu", moer_source_27},
-    {"dispatch.cu", moer_source_28},
-    {"dispatch_large.cu", moer_source_29},
-    {"slots.cu", moer_source_30},
+    {"unpacked.h", moer_source_13},
+    {"grouped.h", moer_source_14},
+    {"output.h", moer_source_15},
+    {"vector.h", moer_source_16},
+    {"epilogue.h", moer_source_17},
+    {"dispatch.h", moer_source_18},
+    {"sort.h", moer_source_19},
+    {"route.cu", moer_source_20},
+    {"topk.cu", moer_source_21},
+    {"maps.cu", moer_source_22},
+    {"maps_cub.cu", moer_source_23},
+    {"matmul.cu", moer_source_24},
+    {"grouped.cu", moer_source_25},
+    {"grouped_warpgroups.cu", moer_source_26},
+    {"down.cu", moer_source_27},
+    {"combine.cu", moer_source_28},
+    {"expand.cu", moer_source_29},
+    {"dispatch.cu", moer_source_30},
+    {"dispatch_large.cu", moer_source_31},
+    {"slots.cu", moer_source_32},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "4bedb28107190afb49ca936043cb4041eb014c35be72236d860f46f9e1aef47e";
+static const char moer_sources_digest[] = "191a19c91b086e2f6d264aaee0e75b435fd9e1aa7eec3be113f81690f492f0c9";
 
 /* ---- src/base.c ---- */
 /*
@@ -8854,8 +9482,8 @@ static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inpu
 }
 
 /* Which architecture to ask NVRTC for. Code for an architecture runs on the later ones of the same major; where NVRTC
-   has none of the target's major, the driver makes the code from PTX. */
-static moe_route_status moer_nvrtc_architecture(moe_route_context *context, char *option, size_t size, int *ptx) {
+   has none of the target's major, the driver makes the code from PTX. `exact`: the target's own, with what only it can do. */
+static moe_route_status moer_nvrtc_architecture(moe_route_context *context, int exact, char *option, size_t size, int *ptx) {
     const moer_nvrtc *nvrtc = &context->nvrtc;
     int target = (int)context->target, same_major = 0, below = 0, lowest = 0, highest = 0, count = 0, i;
     int *listed;
@@ -8873,7 +9501,7 @@ static moe_route_status moer_nvrtc_architecture(moe_route_context *context, char
     moer_free(context, listed);
     option[0] = '\0';
     *ptx = same_major == 0;
-    if (same_major) moer_append(option, size, "--gpu-architecture=sm_%d", same_major);
+    if (same_major) moer_append(option, size, "--gpu-architecture=sm_%d%s", same_major, exact ? "a" : "");
     else if (below) moer_append(option, size, "--gpu-architecture=compute_%d", below);
     if (option[0]) return MOE_ROUTE_OK;
     return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED,
@@ -8904,7 +9532,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
     const char *words[2];
     char architecture[64], *next;
     const char *word;
-    moe_route_status status = moer_nvrtc_architecture(context, architecture, sizeof architecture, &inputs->ptx);
+    moe_route_status status = moer_nvrtc_architecture(context, moer_defined(defines, "WARPGROUPS") != 0, architecture, sizeof architecture, &inputs->ptx);
     if (status != MOE_ROUTE_OK) return status;
     size = strlen(architecture) + 1;
     for (i = 0; i < num_fixed; i++) size += strlen(fixed[i]) + 1;
@@ -10433,6 +11061,7 @@ static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps
 static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
+static const moer_family moer_family_grouped_warpgroups = {"grouped_warpgroups", "grouped_warpgroups.cu", {"moe_route_grouped_warpgroups", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
@@ -10445,7 +11074,6 @@ static uint32_t moer_most_shared_bytes(uint32_t target) {
     return (target / 10 == 8 ? 163 : 227) * 1024;
 }
 
-/* The value of a constant, 0 where it isn't defined. */
 static uint32_t moer_defined(const char *defines, const char *name) {
     const size_t length = strlen(name);
     const char *at;
@@ -13157,11 +13785,52 @@ static int moer_layer_has_many(const moe_route_layer *layer) { return layer->max
 
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > moer_layer_few_pairs(layer); }
 
-/* Tiles across the matrix. */
+/* Whether a matrix for tensor cores has weights that are multiplied as they are. */
+static int moer_copies_weights(const moer_matrix *matrix) { return matrix->format <= MOE_ROUTE_FORMAT_BF16; }
+
+/* Whether the matrix goes through grouped_warpgroups.cu: on compute capability 9.0, where rows are copied in pieces of 16 bytes. */
+static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (layer->context->target != MOER_WARPGROUPS_TARGET || matrix->inner % 8 != 0 || moer_grouped_outputs(layer, matrix) % 8 != 0) return 0;
+    return !moer_copies_weights(matrix) || moer_alignment(moer_row_bytes(matrix), matrix->data | (matrix == &layer->gate_up ? layer->up.data : 0)) == 16;
+}
+
+/* Columns of what a matrix makes: of h, or of the layer. */
+static uint32_t moer_grouped_outputs(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return matrix == &layer->gate_up && layer->gated ? layer->intermediate_size : matrix->rows;
+}
+
+/* Tiles across the matrix: of 128 weight rows, or 256 where warpgroups multiply weights that needn't be unpacked. */
+static uint32_t moer_grouped_weights(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return moer_copies_weights(matrix) && moer_grouped_takes_warpgroups(layer, matrix) ? 256 : 128;
+}
+
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const int gated = matrix == &layer->gate_up && layer->gated;
-    const uint32_t columns = gated ? layer->intermediate_size : matrix->rows;
-    return (columns - 1) / (gated ? 64 : 128) + 1;
+    const uint32_t weights = moer_grouped_weights(layer, matrix);
+    return (moer_grouped_outputs(layer, matrix) - 1) / (matrix == &layer->gate_up && layer->gated ? weights / 2 : weights) + 1;
+}
+
+/* Warps of grouped_warpgroups.cu that bring the weights. */
+static uint32_t moer_grouped_producers(const moer_matrix *matrix) { return moer_copies_weights(matrix) ? 4 : 8; }
+
+static uint32_t moer_grouped_threads(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return 256 + (moer_grouped_takes_warpgroups(layer, matrix) ? moer_grouped_producers(matrix) * 32 : 0);
+}
+
+static void moer_define_grouped(char *defines, const moe_route_layer *layer, const moer_matrix *matrix, uint32_t tile) {
+    const uint32_t most = moer_most_shared_bytes(layer->context->target) / 1024;
+    const uint32_t blocks = tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2, share = (most + 1) / blocks - 1; /* a block takes 1 KB itself */
+    const uint32_t enough = moer_copies_weights(matrix) ? share : blocks == 3 ? 54 : 64; /* codes are loaded through L1, which is to be left some */
+    moer_define(defines, "TILE_ROWS", 32ul << tile);
+    if (moer_grouped_takes_warpgroups(layer, matrix)) {
+        moer_define(defines, "WARPGROUPS", 1);
+        moer_define(defines, "TILE_WEIGHTS", moer_grouped_weights(layer, matrix));
+        moer_define(defines, "PRODUCER_WARPS", moer_grouped_producers(matrix));
+        moer_define(defines, "PRODUCER_REGISTERS", moer_copies_weights(matrix) ? 56 : 112);
+        moer_define(defines, "SHARED_BYTES", most * 1024);
+        return;
+    }
+    moer_define(defines, "RESIDENT_BLOCKS", blocks);
+    moer_define(defines, "SHARED_BYTES", (share < enough ? share : enough) * 1024);
 }
 
 static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, const moer_variant **variants) {
@@ -13173,9 +13842,8 @@ static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const mo
         if (!moer_layer_meets_tile(layer, tile)) continue;
         moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
         moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
-        moer_define(defines, "TILE_ROWS", 32ul << tile);
-        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2);
-        status = moer_layer_need(layer, &moer_family_grouped, defines, &variants[tile]);
+        moer_define_grouped(defines, layer, matrix, tile);
+        status = moer_layer_need(layer, moer_grouped_takes_warpgroups(layer, matrix) ? &moer_family_grouped_warpgroups : &moer_family_grouped, defines, &variants[tile]);
     }
     return status;
 }
@@ -13586,7 +14254,7 @@ static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pai
     const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
     const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
     if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
-    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+    return rows <= 16 ? 0 : rows <= 40 ? 1 : 2;
 }
 
 /* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */
@@ -13969,7 +14637,9 @@ static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, 
 static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *const *variants, const moer_matrix *matrix, uint32_t num_tokens) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens), tile = moer_grouped_tile(layer, num_pairs);
     const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
-    moer_launch *launch = moer_sequence_add(sequence, variants[tile], 0, moer_grouped_columns(layer, matrix) * (num_pairs / (32u << tile) + distinct), 1, 256);
+    const uint32_t tiles = moer_grouped_columns(layer, matrix) * (num_pairs / (32u << tile) + distinct);
+    const uint32_t at_once = moer_grouped_takes_warpgroups(layer, matrix) ? layer->context->num_multiprocessors * (uint32_t)variants[tile]->resident_blocks[0] : 0; /* others take a tile a block */
+    moer_launch *launch = moer_sequence_add(sequence, variants[tile], 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, moer_grouped_threads(layer, matrix));
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     return launch;
 }

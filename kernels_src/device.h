@@ -21,6 +21,8 @@ typedef unsigned long long u64;
 /* One array of u32 beside them, as large as the launch says: SHARED_BYTES, a constant of the kernel's, more than the others could
    have. */
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u32 name[]
+/* The same, aligned as warpgroup_multiply wants it; then without other arrays beside it. */
+#define DYNAMIC_SHARED_FOR_PRODUCTS(name) extern __shared__ __align__(1024) u32 name[]
 
 /* Words that a SHARED u32 array needs to be used as an object of a type that isn't ours; and the array as one. */
 #define SHARED_WORDS(type) ((u32)(sizeof(type) + 3) / 4)
@@ -142,21 +144,29 @@ DEVICE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1
 }
 
 /* ---- global memory ---- */
-/* For weights: read once, by nobody else, never written while a kernel runs; not kept in L1. */
+/* For weights: read once, by nobody else, never written while a kernel runs; not kept in L1. Where WEIGHT_LOADS_STAY is defined, the compiler
+   doesn't move them over barriers, which it is free to do otherwise. */
+#ifdef WEIGHT_LOADS_STAY
+#define WEIGHT_LOAD "ld.global.L1::no_allocate"
+#define WEIGHT_LOAD_CLOBBERS "memory"
+#else
+#define WEIGHT_LOAD "ld.global.nc.L1::no_allocate"
+#define WEIGHT_LOAD_CLOBBERS
+#endif
 DEVICE u32x4 load_weights_16(const void *p) {
     u32x4 d;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-        : "=r"(d.v[0]), "=r"(d.v[1]), "=r"(d.v[2]), "=r"(d.v[3]) : "l"(p));
+    asm volatile(WEIGHT_LOAD ".v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(d.v[0]), "=r"(d.v[1]), "=r"(d.v[2]), "=r"(d.v[3]) : "l"(p) : WEIGHT_LOAD_CLOBBERS);
     return d;
 }
 DEVICE u32x2 load_weights_8(const void *p) {
     u32x2 d;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(d.v[0]), "=r"(d.v[1]) : "l"(p));
+    asm volatile(WEIGHT_LOAD ".v2.u32 {%0,%1}, [%2];" : "=r"(d.v[0]), "=r"(d.v[1]) : "l"(p) : WEIGHT_LOAD_CLOBBERS);
     return d;
 }
 DEVICE u32 load_weights_4(const void *p) {
     u32 d;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(d) : "l"(p));
+    asm volatile(WEIGHT_LOAD ".u32 %0, [%1];" : "=r"(d) : "l"(p) : WEIGHT_LOAD_CLOBBERS);
     return d;
 }
 /* Brings up to PREFETCH_BYTES bytes of weights from p on, aligned to 16, into L2 for a kernel after this one; of `left` bytes
@@ -184,6 +194,7 @@ DEVICE u32 load_fresh_4(const void *p) {
     return d;
 }
 DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }
+DEVICE void store_8(void *p, u32x2 v) { *(u32x2 *)p = v; }
 /* Atomic among all blocks of the device, and orders nothing else. */
 DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }
 
@@ -222,5 +233,82 @@ DEVICE void copy_async_4_to(void *shared, const void *p, bool wanted) { /* witho
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }"
         :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"((u32)wanted) : "memory");
 }
+/* The address of a SHARED u32 array, worked out once for many copies of 16 bytes: where they are predicated, the compiler does it for each. */
+struct copy_target { u32 address; };
+#define copy_target_of(array) copy_target_from(&(array)[0])
+DEVICE copy_target copy_target_from(const u32 *array) {
+    copy_target target;
+    asm volatile("mov.u32 %0, %1;" : "=r"(target.address) : "r"((u32)__cvta_generic_to_shared(array)));
+    return target;
+}
+DEVICE void copy_async_16_into(const copy_target &target, u32 i, const void *p, u32 size) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(target.address + i * 4), "l"(p), "r"(size) : "memory");
+}
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
+/* ---- products by four warps together, a warpgroup, from shared memory: real architecture sm_90a alone ----
+   c[64 x N] += a[64 x 16] * b[16 x N], products exact, sums in f32. `a` has 64 weight rows, `b` N rows of activations, each row 64 inputs
+   in 128 bytes of a DYNAMIC_SHARED_FOR_PRODUCTS array, where chunk c of 16 bytes lies at place c ^ (row % 8); `a` and `b` name the first word of
+   the first row, a multiple of 256 (1024 bytes), plus 8 for each 16 inputs. Warp w of the four has rows 16w to 16w + 15 of c, and of those
+   lane 4g + t c[j][0], c[j][1]: row g, columns 8j + 2t and 8j + 2t + 1; c[j][2], c[j][3]: row g + 8.
+   They go on while the warps do: warpgroup_begin before the first after anything else that touched c, warpgroup_commit closes a group,
+   warpgroup_wait<n> waits for all but the n latest groups, and until then nobody touches c or the shared memory. What any thread has written there, also by
+   asynchronous copies, is multiplied after a barrier and, by those who multiply, shared_visible_to_products. */
+#if __CUDA_ARCH_FEAT_SM90_ALL
+DEVICE void shared_visible_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEVICE void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+/* Registers of a thread from here on: fewer, or more when other warps have given theirs away; a multiple of 8. */
+template <u32 N> DEVICE void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+template <u32 N> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+
+#define WARPGROUP_REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define WARPGROUP_REGISTERS_32 WARPGROUP_REGISTERS_16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define WARPGROUP_REGISTERS_48 WARPGROUP_REGISTERS_32 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define WARPGROUP_REGISTERS_64 WARPGROUP_REGISTERS_48 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define WARPGROUP_REGISTERS_80 WARPGROUP_REGISTERS_64 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define WARPGROUP_REGISTERS_96 WARPGROUP_REGISTERS_80 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define WARPGROUP_REGISTERS_112 WARPGROUP_REGISTERS_96 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define WARPGROUP_REGISTERS_128 WARPGROUP_REGISTERS_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define WARPGROUP_REGISTERS_144 WARPGROUP_REGISTERS_128 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define WARPGROUP_REGISTERS_160 WARPGROUP_REGISTERS_144 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define WARPGROUP_SUMS(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3]), "+f"(c[j + 1][0]), "+f"(c[j + 1][1]), "+f"(c[j + 1][2]), "+f"(c[j + 1][3])
+#define WARPGROUP_SUMS_16 WARPGROUP_SUMS(0)
+#define WARPGROUP_SUMS_32 WARPGROUP_SUMS_16, WARPGROUP_SUMS(2)
+#define WARPGROUP_SUMS_48 WARPGROUP_SUMS_32, WARPGROUP_SUMS(4)
+#define WARPGROUP_SUMS_64 WARPGROUP_SUMS_48, WARPGROUP_SUMS(6)
+#define WARPGROUP_SUMS_80 WARPGROUP_SUMS_64, WARPGROUP_SUMS(8)
+#define WARPGROUP_SUMS_96 WARPGROUP_SUMS_80, WARPGROUP_SUMS(10)
+#define WARPGROUP_SUMS_112 WARPGROUP_SUMS_96, WARPGROUP_SUMS(12)
+#define WARPGROUP_SUMS_128 WARPGROUP_SUMS_112, WARPGROUP_SUMS(14)
+#define WARPGROUP_SUMS_144 WARPGROUP_SUMS_128, WARPGROUP_SUMS(16)
+#define WARPGROUP_SUMS_160 WARPGROUP_SUMS_144, WARPGROUP_SUMS(18)
+#define WARPGROUP_MULTIPLY(n, a_at, b_at)                                                                                      \
+    if constexpr (N == n && MOST >= n / 8) {                                                                                    \
+        if (F16) asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" WARPGROUP_REGISTERS_##n "}, %" #a_at ", %" #b_at ", 1, 1, 1, 0, 0;" : WARPGROUP_SUMS_##n : "l"(a), "l"(b)); \
+        else asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" WARPGROUP_REGISTERS_##n "}, %" #a_at ", %" #b_at ", 1, 1, 1, 0, 0;" : WARPGROUP_SUMS_##n : "l"(a), "l"(b)); \
+    }
+template <u32 N, bool F16, u32 MOST>
+DEVICE void warpgroup_multiply_at(float (&c)[MOST][4], u64 a, u64 b) {
+    WARPGROUP_MULTIPLY(16, 8, 9)
+    WARPGROUP_MULTIPLY(32, 16, 17)
+    WARPGROUP_MULTIPLY(48, 24, 25)
+    WARPGROUP_MULTIPLY(64, 32, 33)
+    WARPGROUP_MULTIPLY(80, 40, 41)
+    WARPGROUP_MULTIPLY(96, 48, 49)
+    WARPGROUP_MULTIPLY(112, 56, 57)
+    WARPGROUP_MULTIPLY(128, 64, 65)
+    WARPGROUP_MULTIPLY(144, 72, 73)
+    WARPGROUP_MULTIPLY(160, 80, 81)
+}
+/* Rows of 128 bytes whose chunks are permuted so, in groups of 8 that are 1024 bytes apart. */
+DEVICE u64 warpgroup_descriptor(const u32 *shared) {
+    return (u64)(((u32)__cvta_generic_to_shared(shared) & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+#define warpgroup_multiply(N, F16, c, array, a, b) warpgroup_multiply_at<N, F16>(c, warpgroup_descriptor(&(array)[a]), warpgroup_descriptor(&(array)[b]))
+#endif
+
+/* An 8 x 8 matrix of 16-bit numbers, of which lane 4g + t has elements 2t and 2t + 1 of row g, transposed. All 32 lanes take part. */
+DEVICE u32 matrix_transpose(u32 a) { u32 d; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a)); return d; }

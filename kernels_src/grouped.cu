@@ -81,12 +81,14 @@ DEVICE bool find_tile(const moer_matmul_args &a, Words &scratch, u32 tile, tile_
 }
 
 DEVICE void find_rows(const moer_matmul_args &a, const tile_place &p, row_sources &sources) {
+    sources.passes = 0;
 #pragma unroll
-    for (u32 i = 0; i < (TILE_ROWS + 63) / 64; i++) {
-        const u32 r = i * 64 + thread_index() / 4, row = p.base + r < p.end_row ? p.base + r : p.base;
+    for (u32 i = 0; i < ROW_PASSES; i++) {
+        const u32 r = i * ROWS_A_PASS + thread_index() / SLICE_CHUNKS, row = p.base + r < p.end_row ? p.base + r : p.base;
         sources.x[i] = 0;
         if (r >= TILE_ROWS || p.base + r / 16 * 16 >= p.end_row) continue;
-        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, X_INDEX == 2 ? row : (u32)a.row_to_pair[row]) * INNER * X_BYTES;
+        sources.x[i] = (const u8 *)a.x + (u64)x_row_of(a, X_INDEX == 2 ? row : (u32)a.row_to_pair[row]) * (INNER * 2) + thread_index() % SLICE_CHUNKS * 16;
+        sources.passes = i + 1;
     }
 }
 
@@ -144,19 +146,20 @@ DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, const fl
         }
 }
 
-template <class Rows, class Weights>
-DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Rows &rows, Weights &weights, u32 slice, u32 fragments) {
-    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, rows, weights, slice, fragments);
-    else multiply_slice<false>(sums, rows, weights, slice, fragments);
+template <class Words>
+DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words &words, u32 rows, u32 weights, u32 slice, u32 fragments) {
+    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, words, rows, weights, slice, fragments);
+    else multiply_slice<false>(sums, words, rows, weights, slice, fragments);
 }
 
+DEVICE u32 next_stage(u32 stage) { return stage + 1 == STAGES ? 0 : stage + 1; }
+
 KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_args) {
-    SHARED(u32, rows, ROW_STAGES * ROW_WORDS);
-    SHARED(u32, weights, WEIGHT_STAGES * FILL_WORDS);
+    DYNAMIC_SHARED(words);
     wait_for_previous_kernels();
     let_next_kernel_start();
     tile_place p;
-    if (!find_tile(a, rows, block_index_x() / COLUMN_TILES, p)) return;
+    if (!find_tile(a, words, block_index_x() / COLUMN_TILES, p)) return;
     p.first_column = block_index_x() % COLUMN_TILES * TILE_COLUMNS;
 
     const u32 num_rows = p.end_row - p.base < TILE_ROWS ? p.end_row - p.base : TILE_ROWS;
@@ -172,30 +175,34 @@ KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_
 #pragma unroll
             for (u32 i = 0; i < 4; i++) sums[m][j][i] = 0.0f;
 
+    const copy_target target = copy_target_of(words);
+    u32 stage = 0, free_stage = STAGES - 1; /* whose slice is multiplied, and which is copied to */
 #if COPIED_WEIGHTS
     weight_sources w;
 #pragma unroll
-    for (u32 i = 0; i < TILE_WEIGHTS / 64; i++) w.w[i] = tile_weight_row(a, p, i * 64 + thread_index() / 4).data;
-    for (u32 slice = 0; slice < ROW_STAGES - 1; slice++) {
-        start_rows(rows, x, slice);
-        start_weights(weights, w, slice);
+    for (u32 i = 0; i < WEIGHT_PASSES; i++) w.w[i] = tile_weight_row(a, p, i * ROWS_A_PASS + thread_index() / SLICE_CHUNKS).data + thread_index() % SLICE_CHUNKS * 16;
+    for (u32 slice = 0; slice < STAGES - 1; slice++) {
+        start_rows(words, target, x, slice, slice * ROW_WORDS);
+        start_weights(target, w, slice, WEIGHTS_AT + slice * FILL_WORDS);
         copy_async_commit();
     }
 #pragma unroll 1
     for (u32 slice = 0; slice < NUM_SLICES; slice++) {
-        copy_async_wait<ROW_STAGES - 2>();
+        copy_async_wait<STAGES - 2>();
         block_barrier(); /* all have what was copied, and none reads the stage that comes next */
-        start_rows(rows, x, slice + ROW_STAGES - 1);
-        start_weights(weights, w, slice + ROW_STAGES - 1);
+        start_rows(words, target, x, slice + STAGES - 1, free_stage * ROW_WORDS);
+        start_weights(target, w, slice + STAGES - 1, WEIGHTS_AT + free_stage * FILL_WORDS);
         copy_async_commit();
-        multiply(sums, rows, weights, slice, fragments);
+        multiply(sums, words, stage * ROW_WORDS, WEIGHTS_AT + stage * FILL_WORDS, 0, fragments);
+        stage = next_stage(stage);
+        free_stage = next_stage(free_stage);
     }
 #else
     const u32 n = warp_index() * 16 + (lane_index() >> 2);
     const weight_row low = tile_weight_row(a, p, n), high = tile_weight_row(a, p, n + 8);
     weight_chunk low_chunk = load_weight_chunk(low, 0, false), high_chunk = load_weight_chunk(high, 0, false);
-    for (u32 slice = 0; slice < ROW_STAGES - 1; slice++) {
-        start_rows(rows, x, slice);
+    for (u32 slice = 0; slice < STAGES - 1; slice++) {
+        start_rows(words, target, x, slice, slice * ROW_WORDS);
         copy_async_commit();
     }
 #pragma unroll 1
@@ -203,19 +210,21 @@ KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_
         arrange_weight_chunk(low_chunk);
         arrange_weight_chunk(high_chunk);
         if (step != 0) block_barrier(); /* none reads the weights before these */
-        store_weights(weights, low_chunk, step, n);
-        store_weights(weights, high_chunk, step, n + 8);
+        store_weights(words, low_chunk, step, WEIGHTS_AT, n);
+        store_weights(words, high_chunk, step, WEIGHTS_AT, n + 8);
         if (step + 1 < NUM_STEPS) {
             low_chunk = load_weight_chunk(low, step + 1, false);
             high_chunk = load_weight_chunk(high, step + 1, false);
         }
 #pragma unroll 1
-        for (u32 slice = step * FILL_SLICES; slice < (step + 1) * FILL_SLICES && slice < NUM_SLICES; slice++) {
-            copy_async_wait<ROW_STAGES - 2>();
+        for (u32 i = 0; i < FILL_SLICES && step * FILL_SLICES + i < NUM_SLICES; i++) {
+            copy_async_wait<STAGES - 2>();
             block_barrier();
-            start_rows(rows, x, slice + ROW_STAGES - 1);
+            start_rows(words, target, x, step * FILL_SLICES + i + STAGES - 1, free_stage * ROW_WORDS);
             copy_async_commit();
-            multiply(sums, rows, weights, slice, fragments);
+            multiply(sums, words, stage * ROW_WORDS, WEIGHTS_AT, i, fragments);
+            stage = next_stage(stage);
+            free_stage = next_stage(free_stage);
         }
     }
 #endif

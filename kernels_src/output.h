@@ -20,15 +20,21 @@ DEVICE u64 column_row(u64 column, bool up) {
     return INTERLEAVED ? column * 2 + up : column + (up ? COLUMNS : 0);
 }
 
-/* An output from its sums, before a router's weight on it; `weight` is that on the input. */
-DEVICE float finish_value(const moer_matmul_args &a, u32 expert, u32 column, float weight, float value, float up) {
+/* An output from its sums, before a router's weight on it; `weight` is that on the input, the biases those of its weight rows. */
+DEVICE float finish_sums(const moer_matmul_args &a, float bias, float up_bias, float weight, float value, float up) {
     if (WEIGHT_ON_INPUT) value = f32_mul(value, weight); /* W @ (weight * x) = weight * (W @ x): without rounding weight * x to x's dtype */
-    if (BIAS) value = f32_add(value, load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS));
+    if (BIAS) value = f32_add(value, bias);
     if (ACTIVATION) value = moer_activated_gate(ACTIVATION - 1, CLAMP, value, a.alpha, a.clamp);
     if (GATED) {
         if (WEIGHT_ON_INPUT) up = f32_mul(up, weight);
-        if (BIAS) up = f32_add(up, load_value(UP_APART ? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS));
+        if (BIAS) up = f32_add(up, up_bias);
         value = f32_mul(value, moer_shifted_up(CLAMP, up, ACTIVATION == MOER_SITU + 1 ? a.up_beta : 0.0f, a.up_offset, a.clamp));
     }
     return value;
+}
+
+DEVICE float finish_value(const moer_matmul_args &a, u32 expert, u32 column, float weight, float value, float up) {
+    const float bias = BIAS ? load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS) : 0.0f;
+    const float up_bias = BIAS && GATED ? load_value(UP_APART ? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;
+    return finish_sums(a, bias, up_bias, weight, value, up);
 }

@@ -34,7 +34,7 @@ static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pai
     const uint32_t num_local = layer->router.num_local_experts, rows = num_local == 0 ? 0 : num_pairs / num_local;
     const uint32_t chosen = moer_layer_choice(layer, num_pairs / layer->router.top_k)->tile_rows;
     if (chosen != 0) return chosen / 64; /* 32, 64, 128 */
-    return rows <= 12 ? 0 : rows <= 40 ? 1 : 2;
+    return rows <= 16 ? 0 : rows <= 40 ? 1 : 2;
 }
 
 /* Whether a batch of up to max_tokens tokens meets a size of tiles, which grows with the rows of an expert, or is one for all of a choice. */

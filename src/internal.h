@@ -27,7 +27,7 @@
 /* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
    others. */
 #define MOER_FEW_ROWS 12u
-#define MOER_FEW_ROWS_PLAIN 6u
+#define MOER_FEW_ROWS_PLAIN 2u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -259,6 +259,8 @@ typedef struct moer_team moer_team;
 static moe_route_status moer_variant_get(moe_route_context *context, const moer_family *family, const char *defines,
                                          moer_team *team, const moer_variant **variant);
 static void moer_variants_destroy(moe_route_context *context, int unload); /* 0: leave the driver alone */
+/* The value of a constant, 0 where it isn't defined. */
+static uint32_t moer_defined(const char *defines, const char *name);
 /* The shared memory that a block may have on a GPU of this target, SHARED_BYTES and static arrays together. */
 static uint32_t moer_most_shared_bytes(uint32_t target);
 
@@ -387,6 +389,7 @@ static uint64_t moer_matrix_bytes(const moer_matrix *matrix);       /* likewise:
 static uint32_t moer_tile_step(const moer_matrix *matrix);          /* inputs in one of tile.h's steps */
 static uint32_t moer_tile_steps(const moer_matrix *matrix);         /* that a row is cut into */
 
+#define MOER_WARPGROUPS_TARGET 90 /* the GPUs that grouped_warpgroups.cu is for */
 #define MOER_GROUPED_TILES 3 /* sizes of grouped.cu's tiles: 32, 64 and 128 rows */
 
 /* ---- choices.c: which of several kernels of the same result a layer launches ---- */
@@ -467,7 +470,10 @@ static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
+static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix);
+static uint32_t moer_grouped_outputs(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix);
+static uint32_t moer_grouped_threads(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_dispatch_shares(const moe_route_layer *layer, uint32_t num_tokens, uint32_t blocks); /* of tokens, of a large dispatch with so many blocks for each */
 static int moer_layer_sorts_by_cub(const moe_route_layer *layer, uint32_t num_pairs);
 static uint32_t moer_cub_maps_threads(const moe_route_layer *layer);

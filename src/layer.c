@@ -429,11 +429,52 @@ static int moer_layer_has_many(const moe_route_layer *layer) { return layer->max
 
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > moer_layer_few_pairs(layer); }
 
-/* Tiles across the matrix. */
+/* Whether a matrix for tensor cores has weights that are multiplied as they are. */
+static int moer_copies_weights(const moer_matrix *matrix) { return matrix->format <= MOE_ROUTE_FORMAT_BF16; }
+
+/* Whether the matrix goes through grouped_warpgroups.cu: on compute capability 9.0, where rows are copied in pieces of 16 bytes. */
+static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (layer->context->target != MOER_WARPGROUPS_TARGET || matrix->inner % 8 != 0 || moer_grouped_outputs(layer, matrix) % 8 != 0) return 0;
+    return !moer_copies_weights(matrix) || moer_alignment(moer_row_bytes(matrix), matrix->data | (matrix == &layer->gate_up ? layer->up.data : 0)) == 16;
+}
+
+/* Columns of what a matrix makes: of h, or of the layer. */
+static uint32_t moer_grouped_outputs(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return matrix == &layer->gate_up && layer->gated ? layer->intermediate_size : matrix->rows;
+}
+
+/* Tiles across the matrix: of 128 weight rows, or 256 where warpgroups multiply weights that needn't be unpacked. */
+static uint32_t moer_grouped_weights(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return moer_copies_weights(matrix) && moer_grouped_takes_warpgroups(layer, matrix) ? 256 : 128;
+}
+
 static uint32_t moer_grouped_columns(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const int gated = matrix == &layer->gate_up && layer->gated;
-    const uint32_t columns = gated ? layer->intermediate_size : matrix->rows;
-    return (columns - 1) / (gated ? 64 : 128) + 1;
+    const uint32_t weights = moer_grouped_weights(layer, matrix);
+    return (moer_grouped_outputs(layer, matrix) - 1) / (matrix == &layer->gate_up && layer->gated ? weights / 2 : weights) + 1;
+}
+
+/* Warps of grouped_warpgroups.cu that bring the weights. */
+static uint32_t moer_grouped_producers(const moer_matrix *matrix) { return moer_copies_weights(matrix) ? 4 : 8; }
+
+static uint32_t moer_grouped_threads(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return 256 + (moer_grouped_takes_warpgroups(layer, matrix) ? moer_grouped_producers(matrix) * 32 : 0);
+}
+
+static void moer_define_grouped(char *defines, const moe_route_layer *layer, const moer_matrix *matrix, uint32_t tile) {
+    const uint32_t most = moer_most_shared_bytes(layer->context->target) / 1024;
+    const uint32_t blocks = tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2, share = (most + 1) / blocks - 1; /* a block takes 1 KB itself */
+    const uint32_t enough = moer_copies_weights(matrix) ? share : blocks == 3 ? 54 : 64; /* codes are loaded through L1, which is to be left some */
+    moer_define(defines, "TILE_ROWS", 32ul << tile);
+    if (moer_grouped_takes_warpgroups(layer, matrix)) {
+        moer_define(defines, "WARPGROUPS", 1);
+        moer_define(defines, "TILE_WEIGHTS", moer_grouped_weights(layer, matrix));
+        moer_define(defines, "PRODUCER_WARPS", moer_grouped_producers(matrix));
+        moer_define(defines, "PRODUCER_REGISTERS", moer_copies_weights(matrix) ? 56 : 112);
+        moer_define(defines, "SHARED_BYTES", most * 1024);
+        return;
+    }
+    moer_define(defines, "RESIDENT_BLOCKS", blocks);
+    moer_define(defines, "SHARED_BYTES", (share < enough ? share : enough) * 1024);
 }
 
 static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, const moer_variant **variants) {
@@ -445,9 +486,8 @@ static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const mo
         if (!moer_layer_meets_tile(layer, tile)) continue;
         moer_define_matmul(defines, layer, matrix, kind, weighs_output || (kind->activated && layer->weight_on_input));
         moer_define(defines, "WEIGHT_ON_OUTPUT", (unsigned long)weighs_output);
-        moer_define(defines, "TILE_ROWS", 32ul << tile);
-        moer_define(defines, "RESIDENT_BLOCKS", tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2);
-        status = moer_layer_need(layer, &moer_family_grouped, defines, &variants[tile]);
+        moer_define_grouped(defines, layer, matrix, tile);
+        status = moer_layer_need(layer, moer_grouped_takes_warpgroups(layer, matrix) ? &moer_family_grouped_warpgroups : &moer_family_grouped, defines, &variants[tile]);
     }
     return status;
 }

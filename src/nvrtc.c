@@ -101,8 +101,8 @@ static int moer_nvrtc_gather_sources(moe_route_context *context, moer_nvrtc_inpu
 }
 
 /* Which architecture to ask NVRTC for. Code for an architecture runs on the later ones of the same major; where NVRTC
-   has none of the target's major, the driver makes the code from PTX. */
-static moe_route_status moer_nvrtc_architecture(moe_route_context *context, char *option, size_t size, int *ptx) {
+   has none of the target's major, the driver makes the code from PTX. `exact`: the target's own, with what only it can do. */
+static moe_route_status moer_nvrtc_architecture(moe_route_context *context, int exact, char *option, size_t size, int *ptx) {
     const moer_nvrtc *nvrtc = &context->nvrtc;
     int target = (int)context->target, same_major = 0, below = 0, lowest = 0, highest = 0, count = 0, i;
     int *listed;
@@ -120,7 +120,7 @@ static moe_route_status moer_nvrtc_architecture(moe_route_context *context, char
     moer_free(context, listed);
     option[0] = '\0';
     *ptx = same_major == 0;
-    if (same_major) moer_append(option, size, "--gpu-architecture=sm_%d", same_major);
+    if (same_major) moer_append(option, size, "--gpu-architecture=sm_%d%s", same_major, exact ? "a" : "");
     else if (below) moer_append(option, size, "--gpu-architecture=compute_%d", below);
     if (option[0]) return MOE_ROUTE_OK;
     return moer_fail(context, MOE_ROUTE_ERROR_UNSUPPORTED,
@@ -151,7 +151,7 @@ static moe_route_status moer_nvrtc_gather_options(moe_route_context *context, mo
     const char *words[2];
     char architecture[64], *next;
     const char *word;
-    moe_route_status status = moer_nvrtc_architecture(context, architecture, sizeof architecture, &inputs->ptx);
+    moe_route_status status = moer_nvrtc_architecture(context, moer_defined(defines, "WARPGROUPS") != 0, architecture, sizeof architecture, &inputs->ptx);
     if (status != MOE_ROUTE_OK) return status;
     size = strlen(architecture) + 1;
     for (i = 0; i < num_fixed; i++) size += strlen(fixed[i]) + 1;

@@ -204,7 +204,9 @@ static void moer_prefetch_down(moer_matmul_args *args, const moer_matrix *down, 
 static moer_launch *moer_sequence_add_grouped(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *const *variants, const moer_matrix *matrix, uint32_t num_tokens) {
     const uint32_t num_pairs = num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens), tile = moer_grouped_tile(layer, num_pairs);
     const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
-    moer_launch *launch = moer_sequence_add(sequence, variants[tile], 0, moer_grouped_columns(layer, matrix) * (num_pairs / (32u << tile) + distinct), 1, 256);
+    const uint32_t tiles = moer_grouped_columns(layer, matrix) * (num_pairs / (32u << tile) + distinct);
+    const uint32_t at_once = moer_grouped_takes_warpgroups(layer, matrix) ? layer->context->num_multiprocessors * (uint32_t)variants[tile]->resident_blocks[0] : 0; /* others take a tile a block */
+    moer_launch *launch = moer_sequence_add(sequence, variants[tile], 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, moer_grouped_threads(layer, matrix));
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     return launch;
 }

@@ -11,6 +11,7 @@ static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps
 static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
+static const moer_family moer_family_grouped_warpgroups = {"grouped_warpgroups", "grouped_warpgroups.cu", {"moe_route_grouped_warpgroups", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
 static const moer_family moer_family_combine = {"combine", "combine.cu", {"moe_route_combine", NULL, NULL}};
 static const moer_family moer_family_expand = {"expand", "expand.cu", {"moe_route_expand", NULL, NULL}};
@@ -23,7 +24,6 @@ static uint32_t moer_most_shared_bytes(uint32_t target) {
     return (target / 10 == 8 ? 163 : 227) * 1024;
 }
 
-/* The value of a constant, 0 where it isn't defined. */
 static uint32_t moer_defined(const char *defines, const char *name) {
     const size_t length = strlen(name);
     const char *at;

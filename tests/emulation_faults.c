@@ -59,6 +59,8 @@ static const fault faults[] = {
     {"async_copy_overwrite", 1, 32, 128, 0, {"race: write of part[", "and read by", "no warp barrier between"}},
     {"async_copy_alignment", 1, 32, 128, 0, {"copy_async_16 to part[", "is misaligned", ""}},
     {"async_copy_end", 1, 32, 128, 0, {"the thread ends without copy_async_wait", "test.cu:", ""}},
+    {"warpgroup_overwrite", 1, 128, 128, 0, {"race: write of part[", "and read by warp ", "barrier between"}},
+    {"warpgroup_barrier", 1, 128, 128, 0, {"read of part[", "at test.cu:", ""}},
     {"missing_wait", 3, 32, 32, 1, {"block (2,0): ", "without wait_for_previous_kernels", ""}},
     {"early_read", 1, 32, 32, 2, {WRONG, "", ""}},
     {"early_write", 1, 32, 32, 1, {"wrote to memory of the kernels before", "block (0,0)", ""}},

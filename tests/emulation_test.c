@@ -273,6 +273,43 @@ static const char *test_matrix(void) {
     return NULL;
 }
 
+static const char *test_warpgroup(void) {
+    void *function = sample("warpgroup");
+    static uint16_t a[64][64], b[32][64];
+    static float out[64][32];
+    uint32_t transposed[32];
+    struct {
+        address a, b, c, transposed;
+        unsigned is_bf16;
+    } arguments = {device_alloc(sizeof a), device_alloc(sizeof b), device_alloc(sizeof out), device_alloc(sizeof transposed), 0};
+    for (unsigned is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        unsigned short (*narrow)(float) = is_bf16 ? emulation_f32_to_bf16 : emulation_f32_to_f16;
+        float (*wide)(unsigned short) = is_bf16 ? emulation_bf16_to_f32 : emulation_f16_to_f32;
+        for (unsigned i = 0; i < 64 * 64; i++) a[i / 64][i % 64] = narrow((float)((int)(draw() % 201) - 100)); /* small integers: every sum is exact */
+        for (unsigned i = 0; i < 32 * 64; i++) b[i / 64][i % 64] = narrow((float)((int)(draw() % 201) - 100));
+        arguments.is_bf16 = is_bf16;
+        cuMemcpyHtoD_v2(arguments.a, a, sizeof a);
+        cuMemcpyHtoD_v2(arguments.b, b, sizeof b);
+        if (launch(function, 1, 128, &arguments, NULL, 0) || cuMemcpyDtoH_v2(out, arguments.c, sizeof out) || cuMemcpyDtoH_v2(transposed, arguments.transposed, sizeof transposed))
+            return "launch failed";
+        for (unsigned i = 0; i < 64; i++)
+            for (unsigned j = 0; j < 32; j++) {
+                float sum = 0;
+                for (unsigned k = 0; k < 64; k++) sum += 2 * wide(a[i][k]) * wide(b[j][k]);
+                if (out[i][j] != sum) return text("bf16 %u: c[%u][%u] is %a, not %a", is_bf16, i, j, out[i][j], sum);
+            }
+    }
+    for (unsigned lane = 0; lane < 32; lane++) {
+        const unsigned g = lane / 4, t = lane % 4, wanted = (t * 2 * 8 + g) | ((t * 2 + 1) * 8 + g) << 16;
+        if (transposed[lane] != wanted) return text("lane %u has %x of the transposed matrix, not %x", lane, transposed[lane], wanted);
+    }
+    cuMemFree_v2(arguments.a);
+    cuMemFree_v2(arguments.b);
+    cuMemFree_v2(arguments.c);
+    cuMemFree_v2(arguments.transposed);
+    return NULL;
+}
+
 static const char *test_shared(void) {
     void *function = sample("shared");
     int in[64], out[64], bytes = 0, limit = 0, blocks = 0;
@@ -683,6 +720,7 @@ int main(void) {
     report("emulation_device_conversions", test_device_conversions());
     report("emulation_collectives", test_collectives());
     report("emulation_matrix", test_matrix());
+    report("emulation_warpgroup", test_warpgroup());
     report("emulation_shared", test_shared());
     report("emulation_named_barriers", test_named_barriers());
     report("emulation_atomics", test_atomics());

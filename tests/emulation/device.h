@@ -146,6 +146,13 @@ EMULATION_INLINE void matrix_product_bf16(float (&c)[4], const u32 (&a)[4], u32 
     const emulation_matrix matrix = {c, a, {b0, b1}};
     emulation->matrix_multiply(EMULATION_MATRIX_BF16, &matrix, file, line);
 }
+EMULATION_INLINE u32 matrix_transpose(u32 a, EMULATION_PLACE) {
+    const u32 g = lane_index() >> 2, t = lane_index() & 3;
+    const u32 first = emulation->collective(EMULATION_SHUFFLE, a, t * 8 + g / 2, file, line);
+    const u32 second = emulation->collective(EMULATION_SHUFFLE, a, t * 8 + 4 + g / 2, file, line);
+    return g % 2 ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
+}
+
 /* ---- global memory ---- */
 template <class T>
 EMULATION_INLINE T emulation_load(const void *p, const char *file, int line) {
@@ -174,10 +181,86 @@ EMULATION_INLINE void emulation_store(void *p, T value, const char *file, int li
     *(T *)p = value;
 }
 EMULATION_INLINE void store_16(void *p, u32x4 value, EMULATION_PLACE) { emulation_store(p, value, file, line); }
+EMULATION_INLINE void store_8(void *p, u32x2 value, EMULATION_PLACE) { emulation_store(p, value, file, line); }
 EMULATION_INLINE void global_atomic_add_64(long long *p, long long value, EMULATION_PLACE) {
     emulation->global_access(p, sizeof *p, file, line);
     *p = (long long)((u64)*p + (u64)value);
 }
+
+/* ---- products by four warps together ----
+   A product is done where it is waited for, and its reads are told to the machine there and where it begins: so both what isn't
+   there yet and what is overwritten too early is found. */
+struct emulation_product {
+    float (*c)[4];
+    emulation_array *array;
+    const u32 *data;
+    u32 columns, a, b, group;
+    bool f16;
+};
+enum { EMULATION_MAX_PRODUCTS = 256 };
+static struct {
+    emulation_product products[EMULATION_MAX_PRODUCTS];
+    u32 count, groups; /* groups: committed */
+} emulation_products[1024];
+
+/* Where chunk 0 or 1 of row r is, from the first word of the rows, plus 8 for each 16 inputs. */
+EMULATION_INLINE u32 emulation_row_word(u32 first, u32 r, u32 chunk) {
+    return first / 32 * 32 + r * 32 + ((first % 32 / 4 + chunk) ^ (r & 7)) * 4;
+}
+/* The reads of a warp, shared out among its lanes. */
+DEVICE void emulation_product_reads(const emulation_product &p, const char *file, int line) {
+    for (u32 chunk = 0; chunk < 2; chunk++) {
+        if (lane_index() < 16) emulation->shared_vector(p.array, emulation_row_word(p.a, (warp_index() & 3) * 16 + lane_index(), chunk), 4, EMULATION_READ, file, line);
+        for (u32 r = lane_index(); r < p.columns; r += 32) emulation->shared_vector(p.array, emulation_row_word(p.b, r, chunk), 4, EMULATION_READ, file, line);
+    }
+}
+DEVICE float emulation_product_value(const emulation_product &p, u32 first, u32 r, u32 k) {
+    const u32 word = p.data[emulation_row_word(first, r, k / 8) + k % 8 / 2];
+    const u16 half = k % 2 ? emulation_high(word) : emulation_low(word);
+    return p.f16 ? emulation_f16_to_f32(half) : emulation_bf16_to_f32(half);
+}
+DEVICE void emulation_multiply(const emulation_product &p, const char *file, int line) {
+    const u32 g = lane_index() >> 2, t = lane_index() & 3;
+    double a[2][16];
+    emulation_product_reads(p, file, line);
+    for (u32 half = 0; half < 2; half++)
+        for (u32 k = 0; k < 16; k++) a[half][k] = emulation_product_value(p, p.a, (warp_index() & 3) * 16 + half * 8 + g, k);
+    for (u32 column = 0; column < p.columns; column++) {
+        if (column % 8 / 2 != t) continue;
+        double sum[2] = {p.c[column / 8][column % 2], p.c[column / 8][2 + column % 2]};
+        for (u32 k = 0; k < 16; k++) {
+            const double b = emulation_product_value(p, p.b, column, k);
+            sum[0] += a[0][k] * b;
+            sum[1] += a[1][k] * b;
+        }
+        p.c[column / 8][column % 2] = (float)sum[0];
+        p.c[column / 8][2 + column % 2] = (float)sum[1];
+    }
+}
+EMULATION_INLINE void shared_visible_to_products() {}
+EMULATION_INLINE void warpgroup_begin(EMULATION_PLACE) { emulation->collective(EMULATION_SHUFFLE, 0, 0, file, line); }
+EMULATION_INLINE void warpgroup_commit(EMULATION_PLACE) {
+    auto &mine = emulation_products[emulation->thread_index];
+    emulation->collective(EMULATION_SHUFFLE, 0, 0, file, line);
+    for (u32 i = 0; i < mine.count; i++)
+        if (mine.products[i].group == 0) mine.products[i].group = mine.groups + 1;
+    mine.groups++;
+}
+template <int N>
+EMULATION_INLINE void warpgroup_wait(EMULATION_PLACE) {
+    auto &mine = emulation_products[emulation->thread_index];
+    u32 left = 0;
+    emulation->collective(EMULATION_SHUFFLE, 0, 0, file, line);
+    for (u32 i = 0; i < mine.count; i++) {
+        const emulation_product product = mine.products[i];
+        if (product.group != 0 && product.group + N <= mine.groups) emulation_multiply(product, file, line);
+        else mine.products[left++] = product;
+    }
+    mine.count = left;
+    if (left == 0) mine.groups = 0;
+}
+template <u32 N> EMULATION_INLINE void release_registers() {}
+template <u32 N> EMULATION_INLINE void take_registers() {}
 
 /* ---- shared memory ----
    Blocks run one at a time, so an array is a static one. Indexing gives a stand-in for the element, which tells the machine
@@ -260,6 +343,16 @@ struct emulation_shared {
             d[m] = data[row + lane_index() % 4];
         }
     }
+    template <u32 N, bool F16, u32 MOST>
+    EMULATION_MEMBER void warpgroup_product(float (&c)[MOST][4], emulation_index a, emulation_index b) const {
+        static_assert(sizeof(T) == 4 && N % 16 == 0 && N <= MOST * 8, "sums for each column");
+        auto &mine = emulation_products[emulation->thread_index];
+        emulation->collective(EMULATION_SHUFFLE, 0, 0, a.file, a.line);
+        const emulation_product product = {c, array, data, N, (u32)a.value, (u32)b.value, 0, F16};
+        emulation_product_reads(product, a.file, a.line);
+        if (mine.count == EMULATION_MAX_PRODUCTS) __builtin_trap();
+        mine.products[mine.count++] = product;
+    }
     EMULATION_MEMBER emulation_int2 two(emulation_index index) const {
         static_assert(sizeof(T) == 4, "shared_load_2 is for elements of 4 bytes");
         emulation_int2 result;
@@ -275,6 +368,7 @@ struct emulation_shared {
 
 #define SHARED(type, name, count) EMULATION_SHARED(type, name, count, 0)
 #define DYNAMIC_SHARED(name) EMULATION_SHARED(u32, name, SHARED_BYTES / 4, 1)
+#define DYNAMIC_SHARED_FOR_PRODUCTS(name) DYNAMIC_SHARED(name)
 #define EMULATION_SHARED(type, name, count, dynamic)                                                                  \
     static type name##_data[count];                                                                                   \
     static emulation_element name##_elements[count];                                                                  \
@@ -290,12 +384,16 @@ struct emulation_shared {
 #define shared_store_2(array, i, value) ((array).template store<2>(i, value))
 #define shared_store_4(array, i, value) ((array).template store<4>(i, value))
 #define shared_load_matrices(array, i, d) ((array).load_matrices(i, d))
+#define warpgroup_multiply(N, F16, c, array, a, b) ((array).template warpgroup_product<N, F16>(c, a, b))
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
 #define shared_atomic_or(array, i, value) ((array)[i].or_atomically(value))
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */
 #define copy_async_16(array, i, p, size) ((array).copy_async(16, i, p, size))
 #define copy_async_4(array, i, p, wanted) ((wanted) ? (array).copy_async(4, i, p, 4) : (void)0)
+typedef emulation_shared<u32> copy_target;
+#define copy_target_of(array) (array)
+#define copy_async_16_into(target, i, p, size) ((target).copy_async(16, i, p, size))
 EMULATION_INLINE void copy_async_commit() { emulation->copy_async_commit(); }
 template <int N>
 EMULATION_INLINE void copy_async_wait() {

@@ -304,7 +304,7 @@ STAND_IN_FUNCTION void stand_in_logger(moe_route_log_level level, const char *me
 /* Is `code` what the stand-in for NVRTC makes for the variant? */
 STAND_IN_FUNCTION int stand_in_is_code_of(const moe_route_context *context, const moer_variant *variant, const char *code) {
     char wanted[2048], defines[MOER_DEFINES_MAX], *word, *next;
-    snprintf(wanted, sizeof wanted, "\177ELF%s --gpu-architecture=sm_%u " MOER_CODE_OPTIONS, variant->family->file, context->target);
+    snprintf(wanted, sizeof wanted, "\177ELF%s --gpu-architecture=sm_%u%s " MOER_CODE_OPTIONS, variant->family->file, context->target, moer_defined(variant->defines, "WARPGROUPS") ? "a" : "");
     snprintf(defines, sizeof defines, "%s", variant->defines);
     for (word = defines; *word; word = next) {
         next = word + strcspn(word, " ");
