@@ -13818,7 +13818,8 @@ static uint32_t moer_grouped_threads(const moe_route_layer *layer, const moer_ma
 
 static void moer_define_grouped(char *defines, const moe_route_layer *layer, const moer_matrix *matrix, uint32_t tile) {
     const uint32_t most = moer_most_shared_bytes(layer->context->target) / 1024;
-    const uint32_t blocks = tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF ? 3 : 2, share = (most + 1) / blocks - 1; /* a block takes 1 KB itself */
+    const int three = tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF && (moer_copies_weights(matrix) || most > 3 * 40); /* unpacked weights alone are 32 KB */
+    const uint32_t blocks = three ? 3 : 2, share = (most + 1) / blocks - 1; /* a block takes 1 KB itself */
     const uint32_t enough = moer_copies_weights(matrix) ? share : blocks == 3 ? 54 : 64; /* codes are loaded through L1, which is to be left some */
     moer_define(defines, "TILE_ROWS", 32ul << tile);
     if (moer_grouped_takes_warpgroups(layer, matrix)) {
