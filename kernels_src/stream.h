@@ -18,9 +18,9 @@ DEVICE constexpr bool can_hold(u32 parts) { return held_words(parts) <= (!STREAM
 /* And beside them what INT4's sums begin with: where there is room for both. */
 DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }
 /* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50
-   words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. */
+   words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. MXFP4 in bf16 takes more registers than others. */
 DEVICE constexpr u32 stream_words(int how) { return (STREAM_COPIES ? 0 : 2 * CHUNK_WORDS) + (how == X_LOADED ? LANE_VALUES / 2 : 0); }
-DEVICE constexpr u32 stream_room(int how, u32 parts) { return how == X_HELD ? 62 - held_words(parts) : SUBS == 4 ? 40 : 52; }
+DEVICE constexpr u32 stream_room(int how, u32 parts) { return how == X_HELD ? 62 - held_words(parts) : SUBS == 4 && X == DTYPE_BF16 ? 40 : 52; }
 constexpr u32 STREAM_LIMIT = STREAM_COPIES && STEP_SCALE_WORDS == 2 ? 3 : 4;
 DEVICE constexpr u32 stream_most(int how, u32 parts) {
     return stream_words(how) == 0 || stream_room(how, parts) >= STREAM_LIMIT * stream_words(how) ? STREAM_LIMIT
