@@ -13827,11 +13827,11 @@ static void moer_define_grouped(char *defines, const moe_route_layer *layer, con
         moer_define(defines, "TILE_WEIGHTS", moer_grouped_weights(layer, matrix));
         moer_define(defines, "PRODUCER_WARPS", moer_grouped_producers(matrix));
         moer_define(defines, "PRODUCER_REGISTERS", moer_copies_weights(matrix) ? 56 : 112);
-        moer_define(defines, "SHARED_BYTES", most * 1024);
+        moer_define(defines, "SHARED_BYTES", 1024ul * most);
         return;
     }
     moer_define(defines, "RESIDENT_BLOCKS", blocks);
-    moer_define(defines, "SHARED_BYTES", (share < enough ? share : enough) * 1024);
+    moer_define(defines, "SHARED_BYTES", 1024ul * (share < enough ? share : enough));
 }
 
 static moe_route_status moer_layer_need_grouped(moe_route_layer *layer, const moer_matrix *matrix, const moer_matmul_kind *kind, const moer_variant **variants) {
