@@ -20,7 +20,7 @@
 static test_device device;
 
 /* Up to 8 tokens are a small batch, of 512 pairs; 16 take tiles of 64 rows without tuning. */
-static const model_spec small_spec = {.num_experts = 70, .top_k = 64, .hidden_size = 32, .intermediate_size = 32, .dtype = MOE_ROUTE_BF16, .format = MOE_ROUTE_FORMAT_INT4, .group_size = 32,
+static const model_spec small_spec = {.num_experts = 70, .top_k = 64, .hidden_size = 32, .intermediate_size = 32, .dtype = MOE_ROUTE_BF16, .format = MOE_ROUTE_FORMAT_BF16, /* large from 513 pairs on */
                                       .max_tokens = 16, .operations = MOE_ROUTE_OPERATION_LAYER};
 
 /* ---- a clock ---- */
