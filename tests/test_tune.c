@@ -19,8 +19,8 @@
 
 static test_device device;
 
-/* Up to 8 tokens are a small batch, of 512 pairs; 16 take tiles of 64 rows without tuning. */
-static const model_spec small_spec = {.num_experts = 70, .top_k = 64, .hidden_size = 32, .intermediate_size = 32, .dtype = MOE_ROUTE_BF16, .format = MOE_ROUTE_FORMAT_BF16, /* large from 513 pairs on */
+/* Up to 8 tokens are a small batch, of 512 pairs; 16 take tiles of 64 rows without tuning. Rows of 36 inputs go through grouped.cu on every GPU. */
+static const model_spec small_spec = {.num_experts = 70, .top_k = 64, .num_local = 60, .hidden_size = 32, .intermediate_size = 36, .dtype = MOE_ROUTE_BF16, .format = MOE_ROUTE_FORMAT_BF16,
                                       .max_tokens = 16, .operations = MOE_ROUTE_OPERATION_LAYER};
 
 /* ---- a clock ---- */
@@ -538,6 +538,7 @@ static model_spec tiny_spec(void) {
     model_spec spec = small_spec;
     spec.num_experts = 4;
     spec.top_k = 2;
+    spec.num_local = 0;
     spec.max_tokens = 1;
     return spec;
 }
