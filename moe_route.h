@@ -507,7 +507,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
                                                               size_t *size);
 
 /* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch in which experts have few rows: T * k
-   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16); and the same bits in every larger one. On a GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
+   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16); and the same bits in every larger one. On a
+   GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
    dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {
     uint32_t num_tokens;                /* T, 0 to max_tokens */
@@ -1857,6 +1858,7 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
+static int moer_layer_has_many_rows(const moe_route_layer *layer, uint32_t num_pairs);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
 static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_grouped_outputs(const moe_route_layer *layer, const moer_matrix *matrix);
@@ -2406,7 +2408,22 @@ static const char *const moer_source_1[] = { /* args.h */
     "    unsigned int source_rows;                 /* that each source has room for */\n"
     "} moer_slots_args;\n",
     NULL};
-static const char *const moer_source_2[] = { /* tokens.h */
+static const char *const moer_source_2[] = { /* scan.h */
+    "/*\n"
+    "  scan.h: running sums over the lanes of a warp. Sums over a block are the kernels' own.\n"
+    "*/\n"
+    "\n"
+    "/* The sum of the lanes up to this one. */\n"
+    "DEVICE u32 scan_warp(u32 value) {\n"
+    "#pragma unroll\n"
+    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
+    "        const u32 other = warp_shuffle_up(value, delta);\n"
+    "        if (lane_index() >= delta) value += other;\n"
+    "    }\n"
+    "    return value;\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_3[] = { /* tokens.h */
     "/*\n"
     "  tokens.h: which rows of a batch are tokens and which are padding. Nothing else.\n"
     "*/\n"
@@ -2419,7 +2436,7 @@ static const char *const moer_source_2[] = { /* tokens.h */
     "    return valid < 0 \? 0 : (u32)valid < num_tokens \? (u32)valid : num_tokens;\n"
     "}\n",
     NULL};
-static const char *const moer_source_3[] = { /* placement.h */
+static const char *const moer_source_4[] = { /* placement.h */
     "/*\n"
     "  placement.h: which physical expert serves an expert. Which of those are local is the maps' business.\n"
     "\n"
@@ -2445,7 +2462,7 @@ static const char *const moer_source_3[] = { /* placement.h */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_4[] = { /* scores.h */
+static const char *const moer_source_5[] = { /* scores.h */
     "/*\n"
     "  scores.h: the arithmetic of scores and their order, one text for the kernels and for the CPU backend, so that both give\n"
     "  the same bits. Everything is a single IEEE f32 operation in a fixed order; where a product feeds a sum, MOER_FMA says so,\n"
@@ -2601,7 +2618,7 @@ static const char *const moer_source_4[] = { /* scores.h */
     "    return moer_f32_bits(score) == (0x80000000u | MOER_INFINITY_BITS) \? 0.0f : moer_bounded(score, MOER_LARGEST_F32);\n"
     "}\n",
     NULL};
-static const char *const moer_source_5[] = { /* activations.h */
+static const char *const moer_source_6[] = { /* activations.h */
     "/*\n"
     "  activations.h: what stands between an expert's two matmuls: clamps, activation, and the product of gate and up; one text\n"
     "  for the kernels and for the CPU backend, so that both give the same bits. As in scores.h everything is a single IEEE f32\n"
@@ -2674,7 +2691,7 @@ static const char *const moer_source_5[] = { /* activations.h */
     "    return MOER_ADD(value, offset);\n"
     "}\n",
     NULL};
-static const char *const moer_source_6[] = { /* select.h */
+static const char *const moer_source_7[] = { /* select.h */
     "/*\n"
     "  select.h: the router: a warp chooses the k best experts of a token by its logits [E + S], and then one warp or another computes their\n"
     "  weights and those of the S shared experts. The formula is in moe_route.h, above moe_route_router. The maps don't belong here.\n"
@@ -3289,7 +3306,7 @@ static const char *const moer_source_6[] = { /* select.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_7[] = { /* formats.h */
+static const char *const moer_source_8[] = { /* formats.h */
     "/*\n"
     "  formats.h: what the bytes of a weight format mean, as far as kernels and CPU backend say it in the same words: the small\n"
     "  floats that serve as scales and weights, and the packed scales of GGUF's blocks. Plain C on values and 32-bit words; who\n"
@@ -3346,7 +3363,7 @@ static const char *const moer_source_7[] = { /* formats.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_8[] = { /* packed.h */
+static const char *const moer_source_9[] = { /* packed.h */
     "/*\n"
     "  packed.h: weights in rows of equally wide codes, with scales and zero points in arrays of their own: F32, F16, BF16, INT8,\n"
     "  INT4, FP8, MXFP4, NVFP4. What a lane loads of a row in one step of tile.h, and how it becomes pairs of 16-bit floats.\n"
@@ -3730,7 +3747,7 @@ static const char *const moer_source_8[] = { /* packed.h */
     "\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_9[] = { /* gguf.h */
+static const char *const moer_source_10[] = { /* gguf.h */
     "/*\n"
     "  gguf.h: weights in the blocks of GGUF files, in which codes and scales lie together: 32 values a block (Q4_0, Q4_1, Q5_0,\n"
     "  Q5_1, Q8_0, IQ4_NL, MXFP4) or 256 (Q2_K to Q6_K, IQ4_XS). What a lane loads of a row in one step of tile.h, and how it\n"
@@ -4018,7 +4035,7 @@ static const char *const moer_source_9[] = { /* gguf.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_10[] = { /* values.h */
+static const char *const moer_source_11[] = { /* values.h */
     "/*\n"
     "  values.h: single numbers of the three dtypes in global memory. Several at once belong to vector.h, quantized weights to\n"
     "  packed.h and gguf.h.\n"
@@ -4041,7 +4058,7 @@ static const char *const moer_source_10[] = { /* values.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_11[] = { /* tile.h */
+static const char *const moer_source_12[] = { /* tile.h */
     "/*\n"
     "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
     "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
@@ -4178,7 +4195,7 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    return STEPS_TOGETHER(PARTS) || (index + 1) * PARTS <= NUM_STEPS || step_of<PARTS>(part, index) < NUM_STEPS;\n"
     "}\n"
     "template <u32 PARTS>\n"
-    "DEVICE bool is_inner_step(u32 index) { return (STEPS_TOGETHER(PARTS) \? index + 1 : (index + 1) * PARTS) < (STEPS_TOGETHER(PARTS) \? PART_STEPS(PARTS) : NUM_STEPS); }\n"
+    "DEVICE bool is_inner_step(u32 index) { return (index + 1) * PARTS < NUM_STEPS; }\n"
     "\n"
     "static_assert(X_ORDER == PAIRS_LINEAR || (X_ORDER == PAIR_ORDER && TENSOR_CORES && INNER % 8 == 0), \"activations in an order that this format can use\");\n"
     "\n"
@@ -4205,9 +4222,9 @@ static const char *const moer_source_11[] = { /* tile.h */
     "\n"
     "/* The activations of a token that belong to a sub, as they lie in memory. */\n"
     "DEVICE void load_activations(const u8 *x, u32 step, u32 sub, bool inner, u32 (&word)[NUM_PAIRS]) {\n"
-    "#pragma unroll\n",
-    "    for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;\n"
     "#pragma unroll\n"
+    "    for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;\n"
+    "#pragma unroll\n",
     "    for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {\n"
     "        const u32 k = sub_input(step, sub, run);\n"
     "        const u8 *p = x + (u64)k * 2;\n"
@@ -4271,26 +4288,24 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    multiply_pairs<true>(sums, zero_points, zero_points, activation);\n"
     "}\n"
     "\n"
-    "/* sums = one sub's codes, smaller than weights by CODE_SCALE; `begin`, of tokens 2t and 2t + 1, is what multiply_zero_point gives. */\n"
-    "DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS], const float (&begin)[2]) {\n"
+    "/* One sub's codes, smaller than weights by CODE_SCALE: INT4's are added to what multiply_zero_point gives, others are all of the sums. */\n"
+    "DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {\n"
     "    if (FORMAT != FORMAT_INT4) return multiply_pairs<true>(sums, low, high, activation);\n"
     "    float upper[4]; /* the odd pairs, larger by 16 */\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < 4; i++) sums[i] = begin[i % 2];\n"
-    "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i += 4) {\n"
     "        const u32 even[4] = {low[i], high[i], low[i + 2], high[i + 2]}, odd[4] = {low[i + 1], high[i + 1], low[i + 3], high[i + 3]};\n"
-    "        matrix_multiply_f16(sums, even, activation[i], activation[i + 2]);\n",
+    "        matrix_multiply_f16(sums, even, activation[i], activation[i + 2]);\n"
     "        if (i == 0) matrix_product_f16(upper, odd, activation[1], activation[3]);\n"
     "        else matrix_multiply_f16(upper, odd, activation[i + 1], activation[i + 3]);\n"
     "    }\n"
-    "#pragma unroll\n"
+    "#pragma unroll\n",
     "    for (u32 i = 0; i < 4; i++) sums[i] = f32_fma(upper[i], 0.0625f, sums[i]);\n"
     "}\n"
     "#endif\n"
     "\n"
-    "/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; `begin` as for multiply_codes, where it is\n"
-    "   there already. */\n"
+    "/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; with HAS_BEGIN `begin` is what multiply_zero_point\n"
+    "   gives, of tokens 2t and 2t + 1. */\n"
     "template <int BLOCKS, int HOW, bool HAS_BEGIN>\n"
     "DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS],\n"
     "                          const float (&begin)[SUBS][2]) {\n"
@@ -4327,13 +4342,11 @@ static const char *const moer_source_11[] = { /* tile.h */
     "            }\n"
     "            float part[4];\n"
     "#if CODES_MULTIPLY\n"
-    "            if (HAS_BEGIN || FORMAT != FORMAT_INT4) {\n"
-    "                multiply_codes(part, low_pairs, high_pairs, activation, begin[sub]);\n"
-    "            } else {\n"
-    "                float first[4];\n"
-    "                multiply_zero_point(first, activation);\n"
-    "                multiply_codes(part, low_pairs, high_pairs, activation, (const float(&)[2])first);\n"
-    "            }\n"
+    "            if (HAS_BEGIN)\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < 4; i++) part[i] = begin[sub][i % 2];\n"
+    "            else if (FORMAT == FORMAT_INT4) multiply_zero_point(part, activation);\n"
+    "            multiply_codes(part, low_pairs, high_pairs, activation);\n"
     "#else\n"
     "            multiply_pairs<true>(part, low_pairs, high_pairs, activation);\n"
     "#endif\n"
@@ -4364,14 +4377,14 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    unpack_sub(c, step, sub, pair);\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB; i++) {\n"
-    "        const u16 half = (u16)(pair[i / 2] >> (16 * (i % 2)));\n",
+    "        const u16 half = (u16)(pair[i / 2] >> (16 * (i % 2)));\n"
     "        value[pair_element(i / 2, i % 2)] = DECODE == DTYPE_F16 \? f16_to_f32(half) : bf16_to_f32(half);\n"
     "    }\n"
     "}\n"
     "#endif\n"
     "\n"
     "/* All steps of a part of K: sums[b] = rows times the activations x[b], in any dtype. Each lane multiplies its two rows with all\n"
-    "   8 tokens of a block, whose addresses (null: no token) are in the lanes 4 * token. */\n"
+    "   8 tokens of a block, whose addresses (null: no token) are in the lanes 4 * token. */\n",
     "template <int BLOCKS, u32 PARTS>\n"
     "DEVICE void multiply_part(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 part) {\n"
     "    const u32 t = lane_index() & 3;\n"
@@ -4444,14 +4457,14 @@ static const char *const moer_source_11[] = { /* tile.h */
     "    if (!ROW_HAS_SCALE) return;\n"
     "#pragma unroll\n"
     "    for (int b = 0; b < BLOCKS; b++) {\n"
-    "        sums[b][0] = f32_mul(sums[b][0], low_scale);\n",
+    "        sums[b][0] = f32_mul(sums[b][0], low_scale);\n"
     "        sums[b][1] = f32_mul(sums[b][1], low_scale);\n"
     "        sums[b][2] = f32_mul(sums[b][2], high_scale);\n"
     "        sums[b][3] = f32_mul(sums[b][3], high_scale);\n"
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_12[] = { /* stream.h */
+static const char *const moer_source_13[] = { /* stream.h */
     "/*\n"
     "  stream.h: the weights of a warp's tiles as one stream of steps that never stops: as soon as a step has been taken out, the\n"
     "  one that comes some steps later is on its way, of this tile or of the next. What a step is, and its product, are in\n"
@@ -4651,7 +4664,7 @@ static const char *const moer_source_12[] = { /* stream.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_13[] = { /* unpacked.h */
+static const char *const moer_source_14[] = { /* unpacked.h */
     "/*\n"
     "  unpacked.h: quantized weights on their way into a tile in shared memory, as numbers of the activations' type, f16 or bf16, in the order\n"
     "  of K. What is done with the tile belongs to grouped.cu and grouped_warpgroups.cu; what the bytes of a format mean, to packed.h and gguf.h,\n"
@@ -4752,7 +4765,7 @@ static const char *const moer_source_13[] = { /* unpacked.h */
     "}\n"
     "\n",
     NULL};
-static const char *const moer_source_14[] = { /* grouped.h */
+static const char *const moer_source_15[] = { /* grouped.h */
     "/*\n"
     "  grouped.h: the product of a tile of activations and a tile of weight rows by a block of eight warps, for batches in which an\n"
     "  expert has many rows. Both tiles lie in shared memory as f16 or bf16, the activations' type; quantized weights become that on\n"
@@ -4887,7 +4900,7 @@ static const char *const moer_source_14[] = { /* grouped.h */
     "    for (u32 k = 0; k < SLICE / 16; k++) multiply_16<ALL>(sums, words, rows + (x ^ k * 8), weights + (w ^ k * 8), fragments);\n"
     "}\n",
     NULL};
-static const char *const moer_source_15[] = { /* output.h */
+static const char *const moer_source_16[] = { /* output.h */
     "/*\n"
     "  output.h: what matmul.cu and grouped.cu share about the rows of x that they read and the outputs that they write: which row of\n"
     "  x belongs to a row, which weight rows make an output column, and what follows the sums. How the sums come about belongs to\n"
@@ -4929,7 +4942,7 @@ static const char *const moer_source_15[] = { /* output.h */
     "    return finish_sums(a, bias, up_bias, weight, value, up);\n"
     "}\n",
     NULL};
-static const char *const moer_source_16[] = { /* vector.h */
+static const char *const moer_source_17[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -5005,7 +5018,7 @@ static const char *const moer_source_16[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* epilogue.h */
+static const char *const moer_source_18[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -5049,7 +5062,7 @@ static const char *const moer_source_17[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* dispatch.h */
+static const char *const moer_source_19[] = { /* dispatch.h */
     "/*\n"
     "  dispatch.h: what dispatch.cu and dispatch_large.cu share: which rank a pair goes to, and writing the rows and slot rows of a\n"
     "  block's share of consecutive tokens once it is known how many those before it have. How that is counted belongs to the\n"
@@ -5243,7 +5256,7 @@ static const char *const moer_source_18[] = { /* dispatch.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* sort.h */
+static const char *const moer_source_20[] = { /* sort.h */
     "/*\n"
     "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted and added\n"
     "  up, and the block-aligned form. How pairs are ranked is theirs.\n"
@@ -5390,7 +5403,7 @@ static const char *const moer_source_19[] = { /* sort.h */
     "        for (u32 i = aligned_rows / block_size + thread; i < a.maps.aligned_capacity / block_size; i += threads) a.maps.block_to_expert[i] = -1;\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* route.cu */
+static const char *const moer_source_21[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -5413,6 +5426,7 @@ static const char *const moer_source_20[] = { /* route.cu */
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
+    "#include \"scan.h\"\n"
     "#include \"tokens.h\"\n"
     "#include \"placement.h\"\n"
     "#if SELECT\n"
@@ -5636,13 +5650,7 @@ static const char *const moer_source_20[] = { /* route.cu */
     "            for (u32 i = 1; i < pair_words; i++) count += popcount(table[i * MASKS + e]);\n"
     "            total = warp_add(all);\n"
     "            earlier = warp_add(earlier);\n"
-    "            u32 row = count;\n"
-    "#pragma unroll\n"
-    "            for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "                const u32 other = warp_shuffle_up(row, delta);\n"
-    "                if (lane >= delta) row += other;\n"
-    "            }\n"
-    "            row += rows_of(earlier) - count;\n"
+    "            u32 row = scan_warp(count) + rows_of(earlier) - count;\n"
     "            const u32 d = distinct_of(earlier) + popcount(warp_experts[w] & below);\n"
     "#if MAPS == 2\n"
     "            if (a.maps.expert_offsets && e < LOCAL_EXPERTS) a.maps.expert_offsets[e] = (int)row;\n"
@@ -5668,12 +5676,7 @@ static const char *const moer_source_20[] = { /* route.cu */
     "        u32 own = 0;\n"
     "#pragma unroll 8\n"
     "        for (u32 i = 0; i < LANE_EXPERTS; i++) own += tally(count_expert(table, first + i));\n"
-    "        u32 sum = own;\n"
-    "#pragma unroll\n"
-    "        for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "            const u32 other = warp_shuffle_up(sum, delta);\n"
-    "            if (lane >= delta) sum += other;\n"
-    "        }\n"
+    "        u32 sum = scan_warp(own);\n"
     "        total = warp_shuffle(sum, 31);\n"
     "        sum -= own; /* before the lane's experts */\n"
     "\n"
@@ -5720,7 +5723,7 @@ static const char *const moer_source_20[] = { /* route.cu */
     "            sum += tally(count);\n"
     "        }\n"
     "#endif\n"
-    "        if (map_warp == 0) { /* rows that no pair has, and what follows the last */\n",
+    "        if (map_warp == 0) { /* rows that no pair has, and what follows the last */\n"
     "            for (u32 r = rows_of(total) + lane; r < num_pairs; r += 32) write_empty_row(a, r);\n"
     "            if (lane == 0) {\n"
     "                write_end(a, distinct_of(total), rows_of(total));\n"
@@ -5732,7 +5735,7 @@ static const char *const moer_source_20[] = { /* route.cu */
     "\n"
     "#if BY_MASKS\n"
     "    if (pair_words > 1) { /* a thread a pair */\n"
-    "        block_barrier();\n"
+    "        block_barrier();\n",
     "        for (u32 p = thread; p < num_pairs; p += warps * 32) {\n"
     "            const u32 e = pair_expert[p], word = p / 32;\n"
     "            if (e == NOT_LOCAL) continue;\n"
@@ -5794,7 +5797,7 @@ static const char *const moer_source_20[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* topk.cu */
+static const char *const moer_source_22[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp\n"
     "  chooses the experts of a token, eight a block; then as few warps as have lanes for all slots weigh them. Constants: those of select.h.\n"
@@ -5827,7 +5830,7 @@ static const char *const moer_source_21[] = { /* topk.cu */
     "    if (done < here) write_tokens(a, first + done, here - done, num_valid, words, done * SELECT_WORDS, SELECT_WORDS, chosen);\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* maps.cu */
+static const char *const moer_source_23[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert, in one launch of several blocks or in two.\n"
     "\n"
@@ -6056,7 +6059,7 @@ static const char *const moer_source_22[] = { /* maps.cu */
     "    sort_share(a, begin, end, num_valid, id, expert, false, starts, aligned, next, marks, warp_sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* maps_cub.cu */
+static const char *const moer_source_24[] = { /* maps_cub.cu */
     "/*\n"
     "  maps_cub.cu: the expert maps of more than 8192 pairs, as maps.cu makes them, ranked by CUB's block primitives. The one kernel family that\n"
     "  needs headers of others.\n"
@@ -6229,7 +6232,7 @@ static const char *const moer_source_23[] = { /* maps_cub.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* matmul.cu */
+static const char *const moer_source_25[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -6254,6 +6257,7 @@ static const char *const moer_source_24[] = { /* matmul.cu */
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
+    "#include \"scan.h\"\n"
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
     "#include \"tile.h\"\n"
@@ -6332,20 +6336,10 @@ static const char *const moer_source_24[] = { /* matmul.cu */
     "    return d < num_distinct \? (end - begin + TILE_TOKENS - 1) / TILE_TOKENS : 0;\n"
     "}\n"
     "\n"
-    "/* Sums of the lanes up to this one. */\n"
-    "DEVICE u32 scan_warp(u32 value) {\n"
-    "#pragma unroll\n"
-    "    for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "        const u32 other = warp_shuffle_up(value, delta);\n"
-    "        if (lane_index() >= delta) value += other;\n"
-    "    }\n"
-    "    return value;\n"
-    "}\n"
-    "\n"
     "DEVICE u32 count_passes(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {\n"
-    "    u32 count = 0;\n"
-    "    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) count += warp_shuffle(scan_warp(passes_of(a, m, chunk, num_distinct)), 31);\n"
-    "    return count;\n"
+    "    u32 own = 0;\n"
+    "    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) own += passes_of(a, m, chunk, num_distinct);\n"
+    "    return warp_add(own);\n"
     "}\n"
     "\n"
     "/* Which pass of which distinct expert is pass `wanted` of all; it exists. */\n"
@@ -6364,12 +6358,12 @@ static const char *const moer_source_24[] = { /* matmul.cu */
     "    }\n"
     "    return found;\n"
     "}\n"
-    "\n",
+    "\n"
     "/* A block's share of the tiles of all passes: from a tile of one pass to a tile, exclusively, of another. No share: first_pass is beyond last_pass. */\n"
     "struct work_range { u32 first_pass, first_tile, last_pass, end_tile; };\n"
     "\n"
     "DEVICE work_range find_range(u32 num_passes) {\n"
-    "    const u64 total = (u64)num_passes * NUM_TILES;\n"
+    "    const u64 total = (u64)num_passes * NUM_TILES;\n",
     "    const u32 blocks = grid_blocks_x(), block = block_index_x();\n"
     "    const u64 share = total >> 32 \? total / blocks : (u32)total / blocks, rest = total - share * blocks; /* a long division takes long */\n"
     "    const u64 begin = block * share + (block < rest \? block : rest), end = begin + share + (block < rest);\n"
@@ -6441,7 +6435,7 @@ static const char *const moer_source_24[] = { /* matmul.cu */
     "}\n"
     "\n"
     "/* The distinct expert's pass `skipped`. */\n"
-    "template <class Maps>\n",
+    "template <class Maps>\n"
     "DEVICE void enter_expert(const moer_matmul_args &a, const Maps &m, place &p, u32 d, u32 skipped, const work_range &range) {\n"
     "    p.d = d;\n"
     "    p.expert = expert_of(a, m, d);\n"
@@ -6450,7 +6444,7 @@ static const char *const moer_source_24[] = { /* matmul.cu */
     "    enter_pass(a, m, p, range);\n"
     "}\n"
     "\n"
-    "/* To the next tile, of the same rows of x as long as there is one; otherwise returns true. */\n"
+    "/* To the next tile, of the same rows of x as long as there is one; otherwise returns true. */\n",
     "DEVICE bool advance(const moer_matmul_args &a, place &p, const work_range &range) {\n"
     "    const later_maps m = {};\n"
     "    if (++p.tile < p.end_tile) {\n"
@@ -6515,14 +6509,14 @@ static const char *const moer_source_24[] = { /* matmul.cu */
     "}\n"
     "\n"
     "/* One array of all distinct experts, in pieces that the threads share. Together they fit L2, or there are none: so 32 bits count them. */\n"
-    "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n",
+    "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
     "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
     "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n"
     "        const u64 at = (u64)(i % pieces) * PREFETCH_BYTES;\n"
     "        prefetch_weights((const u8 *)data + (u64)(u32)a.distinct_experts[i / pieces] * bytes + at, bytes - at);\n"
     "    }\n"
     "}\n"
-    "\n"
+    "\n",
     "/* The matrix that the next kernel multiplies, of as many distinct experts as wanted. */\n"
     "DEVICE void prefetch_next(const moer_matmul_args &a) {\n"
     "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
@@ -6571,7 +6565,7 @@ static const char *const moer_source_24[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* grouped.cu */
+static const char *const moer_source_26[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -6593,6 +6587,7 @@ static const char *const moer_source_25[] = { /* grouped.cu */
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
+    "#include \"scan.h\"\n"
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
     "#include \"grouped.h\"\n"
@@ -6625,12 +6620,8 @@ static const char *const moer_source_25[] = { /* grouped.cu */
     "        const u32 d = first + thread_index();\n"
     "        const u32 begin = d < num_distinct \? (u32)a.distinct_offsets[d] : 0, end = d < num_distinct \? (u32)a.distinct_offsets[d + 1] : 0;\n"
     "        const u32 count = (end - begin + TILE_ROWS - 1) / TILE_ROWS;\n"
-    "        u32 sum = count, start = before;\n"
-    "#pragma unroll\n"
-    "        for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "            const u32 other = warp_shuffle_up(sum, delta);\n"
-    "            if (lane >= delta) sum += other;\n"
-    "        }\n"
+    "        const u32 sum = scan_warp(count);\n"
+    "        u32 start = before;\n"
     "        if (lane == 31) scratch[warp] = sum;\n"
     "        block_barrier();\n"
     "        for (u32 w = 0; w < GROUPED_THREADS / 32; w++) {\n"
@@ -6645,11 +6636,11 @@ static const char *const moer_source_25[] = { /* grouped.cu */
     "            scratch[10] = end;\n"
     "        }\n"
     "        block_barrier();\n"
-    "    }\n",
+    "    }\n"
     "    if (tile >= before) return false;\n"
     "    p.expert = scratch[8];\n"
     "    p.base = scratch[9];\n"
-    "    p.end_row = scratch[10];\n"
+    "    p.end_row = scratch[10];\n",
     "    block_barrier(); /* the scratch becomes a tile */\n"
     "    return true;\n"
     "}\n"
@@ -6721,9 +6712,9 @@ static const char *const moer_source_25[] = { /* grouped.cu */
     "}\n"
     "\n"
     "template <class Words>\n"
-    "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words &words, u32 rows, u32 weights, u32 slice, u32 fragments) {\n",
+    "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words &words, u32 rows, u32 weights, u32 slice, u32 fragments) {\n"
     "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, words, rows, weights, slice, fragments);\n"
-    "    else multiply_slice<false>(sums, words, rows, weights, slice, fragments);\n"
+    "    else multiply_slice<false>(sums, words, rows, weights, slice, fragments);\n",
     "}\n"
     "\n"
     "DEVICE u32 next_stage(u32 stage) { return stage + 1 == STAGES \? 0 : stage + 1; }\n"
@@ -6803,11 +6794,11 @@ static const char *const moer_source_25[] = { /* grouped.cu */
     "    }\n"
     "#endif\n"
     "    copy_async_wait<0>();\n"
-    "    scale_columns(a, p, sums);\n",
+    "    scale_columns(a, p, sums);\n"
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
+static const char *const moer_source_27[] = { /* grouped_warpgroups.cu */
     "/*\n"
     "  grouped_warpgroups.cu: what grouped.cu computes, on compute capability 9.0, whose tensor cores read both operands from shared memory:\n"
     "  four warps, a warpgroup, start a product together and go on while it is done.\n"
@@ -6833,6 +6824,7 @@ static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
     "#define WEIGHT_LOADS_STAY\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
+    "#include \"scan.h\"\n"
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
     "#include \"tile.h\"\n"
@@ -6910,12 +6902,7 @@ static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
     "        const u32 d = s.first + lane;\n"
     "        const u32 begin = d < num_distinct \? (u32)a.distinct_offsets[d] : 0, end = d < num_distinct \? (u32)a.distinct_offsets[d + 1] : 0;\n"
     "        const u32 count = (end - begin + MOST_ROWS - 1) / MOST_ROWS;\n"
-    "        u32 sum = count;\n"
-    "#pragma unroll\n"
-    "        for (u32 delta = 1; delta < 32; delta *= 2) {\n"
-    "            const u32 other = warp_shuffle_up(sum, delta);\n"
-    "            if (lane >= delta) sum += other;\n"
-    "        }\n"
+    "        const u32 sum = scan_warp(count);\n"
     "        const u32 beyond = warp_ballot(s.before + sum <= row_tile); /* lanes whose tiles all come before */\n"
     "        if (beyond != 0xffffffffu) {\n"
     "            const u32 owner = popcount(beyond), index = row_tile - s.before - warp_shuffle(sum - count, owner);\n"
@@ -6941,9 +6928,9 @@ static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
     "#define GROUPS_A_WARP (TILE_WEIGHTS / 16 / PRODUCER_WARPS) /* of 16 weight rows */\n"
     "#define LAG (STAGES > 2 \? STAGES - 2 : 0)                  /* fills that are under way when the one before them is said to be full */\n"
     "\n"
-    "struct producer {\n",
+    "struct producer {\n"
     "    copy_target target;\n"
-    "    u32 thread, place;      /* among the producers; where its chunk of the first rows is, from the first word */\n"
+    "    u32 thread, place;      /* among the producers; where its chunk of the first rows is, from the first word */\n",
     "    u32 fills;              /* so far */\n"
     "    u32 x_row[ROW_PASSES];  /* rows of x, of the tile */\n"
     "    u32 rows;               /* of them, up to a multiple of 16 */\n"
@@ -7026,10 +7013,10 @@ static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
     "\n"
     "#else\n"
     "\n"
-    "/* A lane's weight rows, those of its warp's groups of 16, and its parts of them in one fill. */\n",
+    "/* A lane's weight rows, those of its warp's groups of 16, and its parts of them in one fill. */\n"
     "struct code_rows { weight_row low[GROUPS_A_WARP], high[GROUPS_A_WARP]; };\n"
     "struct codes { weight_chunk low[GROUPS_A_WARP], high[GROUPS_A_WARP]; };\n"
-    "\n"
+    "\n",
     "DEVICE u32 first_weight_row(const producer &my) { return my.thread / 32 * 16 + (lane_index() >> 2); }\n"
     "\n"
     "DEVICE void find_code_rows(const moer_matmul_args &a, const producer &my, const tile_place &p, code_rows &rows) {\n"
@@ -7128,11 +7115,11 @@ static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
     "}\n"
     "\n"
     "/* ---- consumers ---- */\n"
-    "\n",
+    "\n"
     "typedef float tile_sums[BLOCKS_OF_64][MOST_ROWS / 8][4];\n"
     "\n"
     "/* The products of a tile of up to N rows, whose first fill is there. */\n"
-    "template <u32 N, class Words>\n"
+    "template <u32 N, class Words>\n",
     "DEVICE void multiply_tile(tile_sums &sums, Words &words, u32 &stage) {\n"
     "    const u32 group = warp_index() / 4;\n"
     "    u32 previous = 0;\n"
@@ -7209,9 +7196,9 @@ static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
     "#pragma unroll\n"
     "        for (u32 m = 0; m < BLOCKS_OF_64; m++)\n"
     "#pragma unroll\n"
-    "            for (u32 half = 0; half < halves; half++) out[m * halves + half] = matrix_transpose(finish_pair(a, sums[m][j], half, scale[m], bias[m], weight));\n",
+    "            for (u32 half = 0; half < halves; half++) out[m * halves + half] = matrix_transpose(finish_pair(a, sums[m][j], half, scale[m], bias[m], weight));\n"
     "        if (row >= p.rows || column >= COLUMNS) continue;\n"
-    "        u32 *const to = (u32 *)((u16 *)a.out + (u64)(p.base + row) * COLUMNS + column);\n"
+    "        u32 *const to = (u32 *)((u16 *)a.out + (u64)(p.base + row) * COLUMNS + column);\n",
     "        if (lane_words == 4) store_16(to, u32x4{{out[0], out[1 % lane_words], out[2 % lane_words], out[3 % lane_words]}});\n"
     "        else if (lane_words == 2) store_8(to, u32x2{{out[0], out[1 % lane_words]}});\n"
     "        else *to = out[0];\n"
@@ -7263,7 +7250,7 @@ static const char *const moer_source_26[] = { /* grouped_warpgroups.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_27[] = { /* down.cu */
+static const char *const moer_source_28[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -7389,7 +7376,7 @@ static const char *const moer_source_27[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_28[] = { /* combine.cu */
+static const char *const moer_source_29[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -7448,7 +7435,7 @@ static const char *const moer_source_28[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_29[] = { /* expand.cu */
+static const char *const moer_source_30[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -7481,7 +7468,7 @@ static const char *const moer_source_29[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_30[] = { /* dispatch.cu */
+static const char *const moer_source_31[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
@@ -7516,7 +7503,7 @@ static const char *const moer_source_30[] = { /* dispatch.cu */
     "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_31[] = { /* dispatch_large.cu */
+static const char *const moer_source_32[] = { /* dispatch_large.cu */
     "/*\n"
     "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
     "\n"
@@ -7584,7 +7571,7 @@ static const char *const moer_source_31[] = { /* dispatch_large.cu */
     "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_32[] = { /* slots.cu */
+static const char *const moer_source_33[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -7626,39 +7613,40 @@ static const char *const moer_source_32[] = { /* slots.cu */
 static const moer_source moer_sources[] = {
     {"device.h", moer_source_0},
     {"args.h", moer_source_1},
-    {"tokens.h", moer_source_2},
-    {"placement.h", moer_source_3},
-    {"scores.h", moer_source_4},
-    {"activations.h", moer_source_5},
-    {"select.h", moer_source_6},
-    {"formats.h", moer_source_7},
-    {"packed.h", moer_source_8},
-    {"gguf.h", moer_source_9},
-    {"values.h", moer_source_10},
-    {"tile.h", moer_source_11},
-    {"stream.h", moer_source_12},
-    {"unpacked.h", moer_source_13},
-    {"grouped.h", moer_source_14},
-    {"output.h", moer_source_15},
-    {"vector.h", moer_source_16},
-    {"epilogue.h", moer_source_17},
-    {"dispatch.h", moer_source_18},
-    {"sort.h", moer_source_19},
-    {"route.cu", moer_source_20},
-    {"topk.cu", moer_source_21},
-    {"maps.cu", moer_source_22},
-    {"maps_cub.cu", moer_source_23},
-    {"matmul.cu", moer_source_24},
-    {"grouped.cu", moer_source_25},
-    {"grouped_warpgroups.cu", moer_source_26},
-    {"down.cu", moer_source_27},
-    {"combine.cu", moer_source_28},
-    {"expand.cu", moer_source_29},
-    {"dispatch.cu", moer_source_30},
-    {"dispatch_large.cu", moer_source_31},
-    {"slots.cu", moer_source_32},
+    {"scan.h", moer_source_2},
+    {"tokens.h", moer_source_3},
+    {"placement.h", moer_source_4},
+    {"scores.h", moer_source_5},
+    {"activations.h", moer_source_6},
+    {"select.h", moer_source_7},
+    {"formats.h", moer_source_8},
+    {"packed.h", moer_source_9},
+    {"gguf.h", moer_source_10},
+    {"values.h", moer_source_11},
+    {"tile.h", moer_source_12},
+    {"stream.h", moer_source_13},
+    {"unpacked.h", moer_source_14},
+    {"grouped.h", moer_source_15},
+    {"output.h", moer_source_16},
+    {"vector.h", moer_source_17},
+    {"epilogue.h", moer_source_18},
+    {"dispatch.h", moer_source_19},
+    {"sort.h", moer_source_20},
+    {"route.cu", moer_source_21},
+    {"topk.cu", moer_source_22},
+    {"maps.cu", moer_source_23},
+    {"maps_cub.cu", moer_source_24},
+    {"matmul.cu", moer_source_25},
+    {"grouped.cu", moer_source_26},
+    {"grouped_warpgroups.cu", moer_source_27},
+    {"down.cu", moer_source_28},
+    {"combine.cu", moer_source_29},
+    {"expand.cu", moer_source_30},
+    {"dispatch.cu", moer_source_31},
+    {"dispatch_large.cu", moer_source_32},
+    {"slots.cu", moer_source_33},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "306856d02dc81a71341c33f1145ba16ef4f67212a9d06ec49bac383d7058072e";
+static const char moer_sources_digest[] = "9e132a8283e9348298c5a3b842a48712d5dfcc1cb3ced215ed5d35d608dc9226";
 
 /* ---- src/base.c ---- */
 /*
@@ -13774,19 +13762,20 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
+/* Whether a matrix for tensor cores has weights that are multiplied as they are. */
+static int moer_copies_weights(const moer_matrix *matrix) { return matrix->format <= MOE_ROUTE_FORMAT_BF16; }
+
 /* The pairs up to which an expert has few rows on average. */
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer) {
-    const int plain = layer->gate_up.format <= MOE_ROUTE_FORMAT_BF16;
-    const uint32_t few = (plain ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
+    const uint32_t few = (moer_copies_weights(&layer->gate_up) ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
     return few < MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS : few;
 }
 
-static int moer_layer_has_many(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > moer_layer_few_pairs(layer); }
+static int moer_layer_has_many_rows(const moe_route_layer *layer, uint32_t num_pairs) { return num_pairs > moer_layer_few_pairs(layer); }
 
-static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > moer_layer_few_pairs(layer); }
+static int moer_layer_has_many(const moe_route_layer *layer) { return moer_layer_has_many_rows(layer, layer->max_tokens * layer->router.top_k); }
 
-/* Whether a matrix for tensor cores has weights that are multiplied as they are. */
-static int moer_copies_weights(const moer_matrix *matrix) { return matrix->format <= MOE_ROUTE_FORMAT_BF16; }
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && moer_layer_has_many_rows(layer, num_pairs); }
 
 /* Whether the matrix goes through grouped_warpgroups.cu: on compute capability 9.0, where rows are copied in pieces of 16 bytes. */
 static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix) {
@@ -14262,7 +14251,8 @@ static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pai
 static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
     uint32_t i, least, most;
     for (i = 0; i < MOER_CHOICES; i++)
-        if (moer_choice_range(layer, i, 1, &least, &most) && moer_layer_runs_grouped(layer, most * layer->router.top_k) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
+        if (moer_choice_range(layer, i, 1, &least, &most) && moer_layer_runs_grouped(layer, most * layer->router.top_k) &&
+            moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
             return 1;
     return 0;
 }
@@ -14650,7 +14640,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
                                                const moer_routing *routing) {
     const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
     moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > moer_layer_few_pairs(layer)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[moer_layer_has_many_rows(layer, num_pairs)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
@@ -14668,7 +14658,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int many = num_pairs > moer_layer_few_pairs(layer), grouped = moer_layer_runs_grouped(layer, num_pairs);
+    const int many = moer_layer_has_many_rows(layer, num_pairs), grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
     if (moer_layer_fuses(layer, num_pairs)) {
@@ -14708,7 +14698,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > moer_layer_few_pairs(layer)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][moer_layer_has_many_rows(layer, num_pairs)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;
@@ -15355,7 +15345,7 @@ static void moer_expert_rows_routing(const moe_route_expert_rows_args *args, con
 
 static void moer_sequence_expert_rows(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_expert_rows_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int many = num_pairs > moer_layer_few_pairs(layer);
+    const int many = moer_layer_has_many_rows(layer, num_pairs);
     moer_matmul_args *args;
     moer_sequence_route(sequence, layer, layer->route_given, from->num_tokens, routing, w, from->workspace);
     moer_slots_args_of(&moer_sequence_add(sequence, layer->slots, 0, from->num_sources != 0 ? from->num_sources : 1, 1, 512)->args.slots, layer, from, w);

@@ -19,6 +19,7 @@
 */
 #include "device.h"
 #include "args.h"
+#include "scan.h"
 #include "scores.h"
 #include "activations.h"
 #include "grouped.h"
@@ -51,12 +52,8 @@ DEVICE bool find_tile(const moer_matmul_args &a, Words &scratch, u32 tile, tile_
         const u32 d = first + thread_index();
         const u32 begin = d < num_distinct ? (u32)a.distinct_offsets[d] : 0, end = d < num_distinct ? (u32)a.distinct_offsets[d + 1] : 0;
         const u32 count = (end - begin + TILE_ROWS - 1) / TILE_ROWS;
-        u32 sum = count, start = before;
-#pragma unroll
-        for (u32 delta = 1; delta < 32; delta *= 2) {
-            const u32 other = warp_shuffle_up(sum, delta);
-            if (lane >= delta) sum += other;
-        }
+        const u32 sum = scan_warp(count);
+        u32 start = before;
         if (lane == 31) scratch[warp] = sum;
         block_barrier();
         for (u32 w = 0; w < GROUPED_THREADS / 32; w++) {

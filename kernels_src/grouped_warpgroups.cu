@@ -23,6 +23,7 @@
 #define WEIGHT_LOADS_STAY
 #include "device.h"
 #include "args.h"
+#include "scan.h"
 #include "scores.h"
 #include "activations.h"
 #include "tile.h"
@@ -100,12 +101,7 @@ DEVICE bool find_tile(const moer_matmul_args &a, u32 num_distinct, tile_search &
         const u32 d = s.first + lane;
         const u32 begin = d < num_distinct ? (u32)a.distinct_offsets[d] : 0, end = d < num_distinct ? (u32)a.distinct_offsets[d + 1] : 0;
         const u32 count = (end - begin + MOST_ROWS - 1) / MOST_ROWS;
-        u32 sum = count;
-#pragma unroll
-        for (u32 delta = 1; delta < 32; delta *= 2) {
-            const u32 other = warp_shuffle_up(sum, delta);
-            if (lane >= delta) sum += other;
-        }
+        const u32 sum = scan_warp(count);
         const u32 beyond = warp_ballot(s.before + sum <= row_tile); /* lanes whose tiles all come before */
         if (beyond != 0xffffffffu) {
             const u32 owner = popcount(beyond), index = row_tile - s.before - warp_shuffle(sum - count, owner);

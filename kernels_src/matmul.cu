@@ -22,6 +22,7 @@
 */
 #include "device.h"
 #include "args.h"
+#include "scan.h"
 #include "scores.h"
 #include "activations.h"
 #include "tile.h"
@@ -100,20 +101,10 @@ DEVICE u32 passes_of(const moer_matmul_args &a, const first_maps &m, u32 chunk, 
     return d < num_distinct ? (end - begin + TILE_TOKENS - 1) / TILE_TOKENS : 0;
 }
 
-/* Sums of the lanes up to this one. */
-DEVICE u32 scan_warp(u32 value) {
-#pragma unroll
-    for (u32 delta = 1; delta < 32; delta *= 2) {
-        const u32 other = warp_shuffle_up(value, delta);
-        if (lane_index() >= delta) value += other;
-    }
-    return value;
-}
-
 DEVICE u32 count_passes(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {
-    u32 count = 0;
-    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) count += warp_shuffle(scan_warp(passes_of(a, m, chunk, num_distinct)), 31);
-    return count;
+    u32 own = 0;
+    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) own += passes_of(a, m, chunk, num_distinct);
+    return warp_add(own);
 }
 
 /* Which pass of which distinct expert is pass `wanted` of all; it exists. */

@@ -20,6 +20,7 @@
 */
 #include "device.h"
 #include "args.h"
+#include "scan.h"
 #include "tokens.h"
 #include "placement.h"
 #if SELECT
@@ -243,13 +244,7 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
             for (u32 i = 1; i < pair_words; i++) count += popcount(table[i * MASKS + e]);
             total = warp_add(all);
             earlier = warp_add(earlier);
-            u32 row = count;
-#pragma unroll
-            for (u32 delta = 1; delta < 32; delta *= 2) {
-                const u32 other = warp_shuffle_up(row, delta);
-                if (lane >= delta) row += other;
-            }
-            row += rows_of(earlier) - count;
+            u32 row = scan_warp(count) + rows_of(earlier) - count;
             const u32 d = distinct_of(earlier) + popcount(warp_experts[w] & below);
 #if MAPS == 2
             if (a.maps.expert_offsets && e < LOCAL_EXPERTS) a.maps.expert_offsets[e] = (int)row;
@@ -275,12 +270,7 @@ KERNEL(moe_route_route, MAX_THREADS, moer_route_args) {
         u32 own = 0;
 #pragma unroll 8
         for (u32 i = 0; i < LANE_EXPERTS; i++) own += tally(count_expert(table, first + i));
-        u32 sum = own;
-#pragma unroll
-        for (u32 delta = 1; delta < 32; delta *= 2) {
-            const u32 other = warp_shuffle_up(sum, delta);
-            if (lane >= delta) sum += other;
-        }
+        u32 sum = scan_warp(own);
         total = warp_shuffle(sum, 31);
         sum -= own; /* before the lane's experts */
 

@@ -134,7 +134,7 @@ DEVICE bool step_exists(u32 part, u32 index) {
     return STEPS_TOGETHER(PARTS) || (index + 1) * PARTS <= NUM_STEPS || step_of<PARTS>(part, index) < NUM_STEPS;
 }
 template <u32 PARTS>
-DEVICE bool is_inner_step(u32 index) { return (STEPS_TOGETHER(PARTS) ? index + 1 : (index + 1) * PARTS) < (STEPS_TOGETHER(PARTS) ? PART_STEPS(PARTS) : NUM_STEPS); }
+DEVICE bool is_inner_step(u32 index) { return (index + 1) * PARTS < NUM_STEPS; }
 
 static_assert(X_ORDER == PAIRS_LINEAR || (X_ORDER == PAIR_ORDER && TENSOR_CORES && INNER % 8 == 0), "activations in an order that this format can use");
 
@@ -227,12 +227,10 @@ DEVICE void multiply_zero_point(float (&sums)[4], const u32 (&activation)[NUM_PA
     multiply_pairs<true>(sums, zero_points, zero_points, activation);
 }
 
-/* sums = one sub's codes, smaller than weights by CODE_SCALE; `begin`, of tokens 2t and 2t + 1, is what multiply_zero_point gives. */
-DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS], const float (&begin)[2]) {
+/* One sub's codes, smaller than weights by CODE_SCALE: INT4's are added to what multiply_zero_point gives, others are all of the sums. */
+DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {
     if (FORMAT != FORMAT_INT4) return multiply_pairs<true>(sums, low, high, activation);
     float upper[4]; /* the odd pairs, larger by 16 */
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) sums[i] = begin[i % 2];
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS; i += 4) {
         const u32 even[4] = {low[i], high[i], low[i + 2], high[i + 2]}, odd[4] = {low[i + 1], high[i + 1], low[i + 3], high[i + 3]};
@@ -245,8 +243,8 @@ DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
 }
 #endif
 
-/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; `begin` as for multiply_codes, where it is
-   there already. */
+/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; with HAS_BEGIN `begin` is what multiply_zero_point
+   gives, of tokens 2t and 2t + 1. */
 template <int BLOCKS, int HOW, bool HAS_BEGIN>
 DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS],
                           const float (&begin)[SUBS][2]) {
@@ -283,13 +281,11 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
             }
             float part[4];
 #if CODES_MULTIPLY
-            if (HAS_BEGIN || FORMAT != FORMAT_INT4) {
-                multiply_codes(part, low_pairs, high_pairs, activation, begin[sub]);
-            } else {
-                float first[4];
-                multiply_zero_point(first, activation);
-                multiply_codes(part, low_pairs, high_pairs, activation, (const float(&)[2])first);
-            }
+            if (HAS_BEGIN)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) part[i] = begin[sub][i % 2];
+            else if (FORMAT == FORMAT_INT4) multiply_zero_point(part, activation);
+            multiply_codes(part, low_pairs, high_pairs, activation);
 #else
             multiply_pairs<true>(part, low_pairs, high_pairs, activation);
 #endif

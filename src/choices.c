@@ -41,7 +41,8 @@ static uint32_t moer_grouped_tile(const moe_route_layer *layer, uint32_t num_pai
 static int moer_layer_meets_tile(const moe_route_layer *layer, uint32_t tile) {
     uint32_t i, least, most;
     for (i = 0; i < MOER_CHOICES; i++)
-        if (moer_choice_range(layer, i, 1, &least, &most) && moer_layer_runs_grouped(layer, most * layer->router.top_k) && moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
+        if (moer_choice_range(layer, i, 1, &least, &most) && moer_layer_runs_grouped(layer, most * layer->router.top_k) &&
+            moer_grouped_tile(layer, least * layer->router.top_k) <= tile && tile <= moer_grouped_tile(layer, most * layer->router.top_k))
             return 1;
     return 0;
 }

@@ -469,6 +469,7 @@ static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
 static uint32_t moer_matmul_blocks(uint32_t warps);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
+static int moer_layer_has_many_rows(const moe_route_layer *layer, uint32_t num_pairs);
 static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs);
 static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_grouped_outputs(const moe_route_layer *layer, const moer_matrix *matrix);

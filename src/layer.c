@@ -418,19 +418,20 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     return status;
 }
 
+/* Whether a matrix for tensor cores has weights that are multiplied as they are. */
+static int moer_copies_weights(const moer_matrix *matrix) { return matrix->format <= MOE_ROUTE_FORMAT_BF16; }
+
 /* The pairs up to which an expert has few rows on average. */
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer) {
-    const int plain = layer->gate_up.format <= MOE_ROUTE_FORMAT_BF16;
-    const uint32_t few = (plain ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
+    const uint32_t few = (moer_copies_weights(&layer->gate_up) ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
     return few < MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS : few;
 }
 
-static int moer_layer_has_many(const moe_route_layer *layer) { return layer->max_tokens * layer->router.top_k > moer_layer_few_pairs(layer); }
+static int moer_layer_has_many_rows(const moe_route_layer *layer, uint32_t num_pairs) { return num_pairs > moer_layer_few_pairs(layer); }
 
-static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && num_pairs > moer_layer_few_pairs(layer); }
+static int moer_layer_has_many(const moe_route_layer *layer) { return moer_layer_has_many_rows(layer, layer->max_tokens * layer->router.top_k); }
 
-/* Whether a matrix for tensor cores has weights that are multiplied as they are. */
-static int moer_copies_weights(const moer_matrix *matrix) { return matrix->format <= MOE_ROUTE_FORMAT_BF16; }
+static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pairs) { return layer->grouped && moer_layer_has_many_rows(layer, num_pairs); }
 
 /* Whether the matrix goes through grouped_warpgroups.cu: on compute capability 9.0, where rows are copied in pieces of 16 bytes. */
 static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix) {

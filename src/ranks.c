@@ -134,7 +134,7 @@ static void moer_expert_rows_routing(const moe_route_expert_rows_args *args, con
 
 static void moer_sequence_expert_rows(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_expert_rows_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int many = num_pairs > moer_layer_few_pairs(layer);
+    const int many = moer_layer_has_many_rows(layer, num_pairs);
     moer_matmul_args *args;
     moer_sequence_route(sequence, layer, layer->route_given, from->num_tokens, routing, w, from->workspace);
     moer_slots_args_of(&moer_sequence_add(sequence, layer->slots, 0, from->num_sources != 0 ? from->num_sources : 1, 1, 512)->args.slots, layer, from, w);

@@ -216,7 +216,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
                                                const moer_routing *routing) {
     const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
     moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[num_pairs > moer_layer_few_pairs(layer)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[moer_layer_has_many_rows(layer, num_pairs)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
@@ -234,7 +234,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
 
 static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_layer_args *from, const moer_routing *routing, const moer_workspace *w) {
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    const int many = num_pairs > moer_layer_few_pairs(layer), grouped = moer_layer_runs_grouped(layer, num_pairs);
+    const int many = moer_layer_has_many_rows(layer, num_pairs), grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
     if (moer_layer_fuses(layer, num_pairs)) {
@@ -274,7 +274,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][num_pairs > moer_layer_few_pairs(layer)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][moer_layer_has_many_rows(layer, num_pairs)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;
