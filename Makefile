@@ -26,7 +26,7 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h scan.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h stream.h unpacked.h grouped.h output.h vector.h epilogue.h dispatch.h sort.h route.cu topk.cu maps.cu maps_cub.cu matmul.cu grouped.cu grouped_warpgroups.cu \
+    tile.h stream.h unpacked.h grouped.h output.h passes.h vector.h epilogue.h dispatch.h sort.h route.cu topk.cu maps.cu maps_cub.cu matmul.cu matmul_bulk.cu grouped.cu grouped_warpgroups.cu \
     down.cu combine.cu expand.cu dispatch.cu dispatch_large.cu slots.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)
@@ -233,9 +233,10 @@ PROGRAMS = build/demo build/run_layer build/sanitized_run_layer build/moe_route 
 OLD_GPU = '$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=75 build/sanitized_old_gpu'
 HOST_RUNS = $(HOST_TESTS:test_%=build/sanitized_%) $(GPU_TESTS:test_%=build/sanitized_%) $(THREAD_RUNS) $(DEVICE_TESTS:%=build/%) build/test_compile build/test_resources
 SANITIZED_RUNS = $(DEVICE_TESTS:test_%=build/sanitized_%)
-# The emulated device draws the order in which warps and lanes run from a seed.
+# The emulated device draws the order in which warps and lanes run from a seed. Before compute capability 9.0, other kernels multiply quantized weights.
 EMULATED_RUNS = $(foreach seed,1 2,$(SANITIZED_RUNS:%='$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_SEED=$(seed) TEST_DEVICE=gpu TEST_SIZE=small %')) \
-    $(GPU_TESTS:test_%='$(EMULATION_ENVIRONMENT) TEST_DEVICE=gpu build/sanitized_%')
+    $(GPU_TESTS:test_%='$(EMULATION_ENVIRONMENT) TEST_DEVICE=gpu build/sanitized_%') \
+    $(foreach test,formats layer sizes,'$(EMULATION_ENVIRONMENT) MOE_ROUTE_EMULATION_TARGET=80 TEST_DEVICE=gpu TEST_SIZE=small build/sanitized_$(test)')
 
 test: moe_route.h $(PROGRAMS) $(EXAMPLES:%=build/sanitized_examples/%) build/sanitized_examples/pack examples build/sanitized_old_gpu $(HOST_RUNS) $(SANITIZED_RUNS) $(EMULATION_TESTS) $(EMULATION_LIBRARIES)
 	tests/run.sh $(SCRIPTS) $(OLD_GPU) $(HOST_RUNS) $(EMULATION_TESTS:%='$(EMULATION_ENVIRONMENT) %') \

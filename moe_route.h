@@ -475,8 +475,10 @@ typedef struct moe_route_layer_desc {
                                           both expert matrices, MATMUL with one, ROUTE with none */
     moe_route_switch dependent_launch; /* programmatic dependent launch: let a kernel start while the one before it ends.
                                           AUTO: on from SM90 on */
-    moe_route_switch fused_combine;    /* down matmul and combine in one kernel. AUTO: on while T * k is at most 512.
-                                          ON: required, which bounds max_tokens. OFF: two kernels */
+    moe_route_switch fused_combine;    /* down matmul and combine in one kernel. AUTO: on while T * k is at most 512, but for
+                                          quantized matrices of more than 640 inputs from SM90 on, where two kernels are
+                                          faster. ON: required, which bounds max_tokens. OFF: two kernels. The K inputs may be
+                                          added up in other parts with ON than otherwise */
     moe_route_dtype rows_dtype;        /* of the rows that COMBINE reads and EXPERT_ROWS writes; default the experts' dtype */
     uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
                                           layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
@@ -507,7 +509,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
                                                               size_t *size);
 
 /* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch in which experts have few rows: T * k
-   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16); and the same bits in every larger one. On a
+   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16; 22 times from SM90 on, where
+   moe_route_layer_explain tells matmul_bulk for gate_up); and the same bits in every larger one. On a
    GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
    dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {
@@ -1126,10 +1129,14 @@ typedef struct moer_slots_args {
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_SORT_PAIRS 8192u /* up to here maps of more pairs are one launch: counting all in every block costs less than another one */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
-/* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
-   others. */
+/* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, of
+   those that go through matmul_bulk.cu, and of others. */
 #define MOER_FEW_ROWS 12u
+#define MOER_FEW_ROWS_BULK 22u
 #define MOER_FEW_ROWS_PLAIN 2u
+#define MOER_MATMUL_SHARED 98304u /* bytes that the blocks of matmul.cu on a multiprocessor share, on every GPU */
+/* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu. */
+#define MOER_FUSED_INPUTS 640u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -1854,8 +1861,7 @@ typedef struct moer_workspace {
     size_t size;
 } moer_workspace;
 
-static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
-static uint32_t moer_matmul_blocks(uint32_t warps);
+static uint32_t moer_layer_matmul_warps(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
 static int moer_layer_has_many_rows(const moe_route_layer *layer, uint32_t num_pairs);
@@ -2006,6 +2012,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }\n"
     "/* (a & mask) | bits in one instruction: the compiler makes two of it where both are constants. */\n"
     "DEVICE u32 and_or(u32 a, u32 mask, u32 bits) { u32 d; asm(\"lop3.b32 %0, %1, %2, %3, 0xea;\" : \"=r\"(d) : \"r\"(a), \"r\"(mask), \"r\"(bits)); return d; }\n"
+    "/* (a | b) & mask in one instruction. */\n"
+    "DEVICE u32 or_and(u32 a, u32 b, u32 mask) { u32 d; asm(\"lop3.b32 %0, %1, %2, %3, 0xa8;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(mask)); return d; }\n"
     "/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */\n"
     "DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }\n"
     "\n"
@@ -2042,9 +2050,9 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u32 half2_sub(u32 a, u32 b) { u32 d; asm(\"sub.f16x2 %0, %1, %2;\" : \"=r\"(d) : \"r\"(a), \"r\"(b)); return d; }\n"
     "DEVICE u32 half2_fma(u32 a, u32 b, u32 c) { u32 d; asm(\"fma.rn.f16x2 %0, %1, %2, %3;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(c)); return d; }\n"
     "DEVICE u32 bf162_fma(u32 a, u32 b, u32 c) { u32 d; asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(c)); return d; }\n"
-    "\n"
+    "\n",
     "/* ---- matrix fragments: c[16 x 8] += a[16 x 16] * b[16 x 8], products exact, sums in f32 ----\n"
-    "   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.\n",
+    "   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.\n"
     "   b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */\n"
     "DEVICE void matrix_multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
     "    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
@@ -2109,12 +2117,12 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n"
     "/* For what a kernel further back wrote, read before the one before this has been waited for: from L2, since L1 may hold what\n"
     "   was there earlier. */\n"
-    "DEVICE u32 load_fresh_4(const void *p) {\n"
+    "DEVICE u32 load_fresh_4(const void *p) {\n",
     "    u32 d;\n"
     "    asm volatile(\"ld.relaxed.gpu.global.u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p) : \"memory\");\n"
     "    return d;\n"
     "}\n"
-    "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n",
+    "DEVICE void store_16(void *p, u32x4 v) { *(u32x4 *)p = v; }\n"
     "DEVICE void store_8(void *p, u32x2 v) { *(u32x2 *)p = v; }\n"
     "/* Atomic among all blocks of the device, and orders nothing else. */\n"
     "DEVICE void global_atomic_add_64(long long *p, long long v) { atomicAdd((u64 *)p, (u64)v); }\n"
@@ -2139,40 +2147,84 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* Sets bits of element i of a SHARED u32 array, likewise. */\n"
     "#define shared_atomic_or(array, i, v) atomicOr(&(array)[i], v)\n"
     "\n"
+    "/* A word of a SHARED u32 array whose address is worked out once, where the compiler would do it at each use; and words from there on,\n"
+    "   whose numbers add up to a multiple of 2 or 4 where so many are taken at once. */\n"
+    "struct shared_place { u32 address; };\n"
+    "#define shared_place_of(array, i) shared_place_at(&(array)[i])\n"
+    "DEVICE shared_place shared_place_at(const u32 *word) {\n"
+    "    shared_place place;\n"
+    "    asm volatile(\"mov.u32 %0, %1;\" : \"=r\"(place.address) : \"r\"((u32)__cvta_generic_to_shared(word)));\n"
+    "    return place;\n"
+    "}\n"
+    "DEVICE u32 shared_load_from(const shared_place &from, u32 i) {\n"
+    "    u32 d;\n"
+    "    asm volatile(\"ld.shared.u32 %0, [%1];\" : \"=r\"(d) : \"r\"(from.address + i * 4) : \"memory\");\n"
+    "    return d;\n"
+    "}\n"
+    "DEVICE u32x2 shared_load_2_from(const shared_place &from, u32 i) {\n"
+    "    u32x2 d;\n"
+    "    asm volatile(\"ld.shared.v2.u32 {%0,%1}, [%2];\" : \"=r\"(d.v[0]), \"=r\"(d.v[1]) : \"r\"(from.address + i * 4) : \"memory\");\n"
+    "    return d;\n"
+    "}\n"
+    "DEVICE u32x4 shared_load_4_from(const shared_place &from, u32 i) {\n"
+    "    u32x4 d;\n"
+    "    asm volatile(\"ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\" : \"=r\"(d.v[0]), \"=r\"(d.v[1]), \"=r\"(d.v[2]), \"=r\"(d.v[3]) : \"r\"(from.address + i * 4) : \"memory\");\n"
+    "    return d;\n"
+    "}\n"
+    "DEVICE void shared_store_to(const shared_place &to, u32 i, u32 v) { asm volatile(\"st.shared.u32 [%0], %1;\" :: \"r\"(to.address + i * 4), \"r\"(v) : \"memory\"); }\n"
+    "DEVICE void shared_store_2_to(const shared_place &to, u32 i, u32x2 v) {\n"
+    "    asm volatile(\"st.shared.v2.u32 [%0], {%1,%2};\" :: \"r\"(to.address + i * 4), \"r\"(v.v[0]), \"r\"(v.v[1]) : \"memory\");\n"
+    "}\n"
+    "\n"
     "/* ---- copies from global to shared memory that go on while the thread does ----\n"
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
     "   touch the destination before. */\n"
-    "/* 16 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both\n"
-    "   ends are aligned to as many bytes. The 16 aren't kept in L1. */\n"
-    "#define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)\n"
-    "#define copy_async_4(array, i, p, wanted) copy_async_4_to(&(array)[i], p, wanted)\n"
-    "DEVICE void copy_async_16_to(void *shared, const void *p, u32 size) {\n"
-    "    asm volatile(\"cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\" :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"(size) : \"memory\");\n"
+    "/* 16 bytes to word i and on from a place, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both\n",
+    "   ends are aligned to as many bytes. The 16 aren't kept in L1. Those of copy_async_line_16 belong to whole lines of 128 bytes that are wanted: L2 brings the rest. */\n"
+    "DEVICE void copy_async_16(const shared_place &to, u32 i, const void *p, u32 size) {\n"
+    "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" :: \"r\"(to.address + i * 4), \"l\"(p), \"r\"(size) : \"memory\");\n"
     "}\n"
-    "DEVICE void copy_async_4_to(void *shared, const void *p, bool wanted) { /* without a branch */\n"
+    "DEVICE void copy_async_line_16(const shared_place &to, u32 i, const void *p, u32 size) {\n"
+    "    asm volatile(\"cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\" :: \"r\"(to.address + i * 4), \"l\"(p), \"r\"(size) : \"memory\");\n"
+    "}\n"
+    "DEVICE void copy_async_4(const shared_place &to, u32 i, const void *p, bool wanted) { /* without a branch */\n"
     "    asm volatile(\"{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }\"\n"
-    "        :: \"r\"((u32)__cvta_generic_to_shared(shared)), \"l\"(p), \"r\"((u32)wanted) : \"memory\");\n"
-    "}\n"
-    "/* The address of a SHARED u32 array, worked out once for many copies of 16 bytes: where they are predicated, the compiler does it for each. */\n"
-    "struct copy_target { u32 address; };\n"
-    "#define copy_target_of(array) copy_target_from(&(array)[0])\n"
-    "DEVICE copy_target copy_target_from(const u32 *array) {\n"
-    "    copy_target target;\n"
-    "    asm volatile(\"mov.u32 %0, %1;\" : \"=r\"(target.address) : \"r\"((u32)__cvta_generic_to_shared(array)));\n"
-    "    return target;\n"
-    "}\n"
-    "DEVICE void copy_async_16_into(const copy_target &target, u32 i, const void *p, u32 size) {\n"
-    "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" :: \"r\"(target.address + i * 4), \"l\"(p), \"r\"(size) : \"memory\");\n"
+    "        :: \"r\"(to.address + i * 4), \"l\"(p), \"r\"((u32)wanted) : \"memory\");\n"
     "}\n"
     "DEVICE void copy_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }\n"
     "template <int N> DEVICE void copy_async_wait() { asm volatile(\"cp.async.wait_group %0;\" :: \"n\"(N) : \"memory\"); }\n"
     "\n"
-    "/* ---- products by four warps together, a warpgroup, from shared memory: real architecture sm_90a alone ----\n",
+    "/* ---- barriers in shared memory, and copies by the bulk engine: compute capability 9.0 and newer ----\n"
+    "   A barrier is two words of a SHARED u32 array, at an even place. shared_barrier_start, by one thread and before a barrier of the block, says how many arrivals\n"
+    "   end each of its phases; shared_barrier_wait waits for the end of the phase of this parity: 0 for the first, 1 for the second, 0 again. What those who\n"
+    "   arrived did before is then there. A thread that arrives by shared_barrier_expect makes the phase wait for so many bytes, too, which copies bring:\n"
+    "   whole 16 bytes from global memory, both ends aligned to 16. Then they are there for all who wait, and until then nobody touches them; what was there\n"
+    "   has been read before a barrier that whoever copies has waited at. */\n"
+    "#if __CUDA_ARCH__ >= 900\n"
+    "DEVICE void shared_barrier_start(const shared_place &barrier, u32 arrivals) {\n"
+    "    asm volatile(\"mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;\" :: \"r\"(barrier.address), \"r\"(arrivals) : \"memory\");\n"
+    "}\n"
+    "DEVICE void shared_barrier_arrive(const shared_place &barrier, u32 i) {\n"
+    "    asm volatile(\"mbarrier.arrive.shared::cta.b64 _, [%0];\" :: \"r\"(barrier.address + i * 4) : \"memory\");\n"
+    "}\n"
+    "DEVICE void shared_barrier_expect(const shared_place &barrier, u32 i, u32 bytes) {\n"
+    "    asm volatile(\"{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }\" :: \"r\"(barrier.address + i * 4), \"r\"(bytes) : \"memory\");\n"
+    "}\n"
+    "DEVICE void shared_barrier_wait(const shared_place &barrier, u32 i, u32 parity) {\n"
+    "    asm volatile(\"{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again; }\" :: \"r\"(barrier.address + i * 4), \"r\"(parity) : \"memory\");\n"
+    "}\n"
+    "DEVICE void copy_bulk(const shared_place &to, u32 i, const void *p, u32 bytes, const shared_place &barrier, u32 barrier_i) {\n"
+    "    asm volatile(\"{ .reg .pred p; elect.sync _|p, 0xffffffff; @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3]; }\"\n"
+    "        :: \"r\"(to.address + i * 4), \"l\"(p), \"r\"(bytes), \"r\"(barrier.address + barrier_i * 4) : \"memory\");\n"
+    "}\n"
+    "#endif\n"
+    "\n"
+    "/* ---- products by four warps together, a warpgroup, from shared memory: real architecture sm_90a alone ----\n"
     "   c[64 x N] += a[64 x 16] * b[16 x N], products exact, sums in f32. `a` has 64 weight rows, `b` N rows of activations, each row 64 inputs\n"
     "   in 128 bytes of a DYNAMIC_SHARED_FOR_PRODUCTS array, where chunk c of 16 bytes lies at place c ^ (row % 8); `a` and `b` name the first word of\n"
     "   the first row, a multiple of 256 (1024 bytes), plus 8 for each 16 inputs. Warp w of the four has rows 16w to 16w + 15 of c, and of those\n"
-    "   lane 4g + t c[j][0], c[j][1]: row g, columns 8j + 2t and 8j + 2t + 1; c[j][2], c[j][3]: row g + 8.\n"
+    "   lane 4g + t c[j][0], c[j][1]: row g, columns 8j + 2t and 8j + 2t + 1; c[j][2], c[j][3]: row g + 8.\n",
     "   They go on while the warps do: warpgroup_begin before the first after anything else that touched c, warpgroup_commit closes a group,\n"
     "   warpgroup_wait<n> waits for all but the n latest groups, and until then nobody touches c or the shared memory. What any thread has written there, also by\n"
     "   asynchronous copies, is multiplied after a barrier and, by those who multiply, shared_visible_to_products. */\n"
@@ -2208,7 +2260,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "#define WARPGROUP_SUMS_160 WARPGROUP_SUMS_144, WARPGROUP_SUMS(18)\n"
     "#define WARPGROUP_MULTIPLY(n, a_at, b_at)                                                                                      \\\n"
     "    if constexpr (N == n && MOST >= n / 8) {                                                                                    \\\n"
-    "        if (F16) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #n \"k16.f32.f16.f16 {\" WARPGROUP_REGISTERS_##n \"}, %\" #a_at \", %\" #b_at \", 1, 1, 1, 0, 0;\" : WARPGROUP_SUMS_##n : \"l\"(a), \"l\"(b)); \\\n",
+    "        if (F16) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #n \"k16.f32.f16.f16 {\" WARPGROUP_REGISTERS_##n \"}, %\" #a_at \", %\" #b_at \", 1, 1, 1, 0, 0;\" : WARPGROUP_SUMS_##n : \"l\"(a), \"l\"(b)); \\\n"
     "        else asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #n \"k16.f32.bf16.bf16 {\" WARPGROUP_REGISTERS_##n \"}, %\" #a_at \", %\" #b_at \", 1, 1, 1, 0, 0;\" : WARPGROUP_SUMS_##n : \"l\"(a), \"l\"(b)); \\\n"
     "    }\n"
     "template <u32 N, bool F16, u32 MOST>\n"
@@ -2220,7 +2272,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "    WARPGROUP_MULTIPLY(80, 40, 41)\n"
     "    WARPGROUP_MULTIPLY(96, 48, 49)\n"
     "    WARPGROUP_MULTIPLY(112, 56, 57)\n"
-    "    WARPGROUP_MULTIPLY(128, 64, 65)\n"
+    "    WARPGROUP_MULTIPLY(128, 64, 65)\n",
     "    WARPGROUP_MULTIPLY(144, 72, 73)\n"
     "    WARPGROUP_MULTIPLY(160, 80, 81)\n"
     "}\n"
@@ -3548,52 +3600,64 @@ static const char *const moer_source_9[] = { /* packed.h */
     "/* Where 16 bytes of row g lie among its 64. Where a lane takes several pieces out again, rows differ, against bank conflicts. */\n"
     "DEVICE u32 swizzled(u32 g, u32 chunk) { return PIECES == 2 \? chunk ^ (g & 2) : PIECES == 4 \? chunk ^ (g >> 1 & 3) : chunk; }\n"
     "\n"
-    "/* Copies the step that comes `steps` after the warp's first. */\n"
-    "template <class Memory>\n"
-    "DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {\n"
-    "    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + swizzled(g, t) * 4;\n"
+    "/* A lane's places in its warp's steps, of the first: to copy to, and to take its own part of the low row from. */\n"
+    "struct copy_places {\n"
+    "    shared_place data, scales, pieces[PIECES], own_scales;\n"
+    "};\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE copy_places find_copy_places(Words &words, u32 at) {\n"
+    "    const u32 t = lane_index() & 3, g = lane_index() >> 2;\n"
+    "    copy_places p;\n"
+    "    p.data = shared_place_of(words, at + g * 16 + swizzled(g, t) * 4);\n"
+    "#pragma unroll\n"
+    "    for (u32 piece = 0; piece < PIECES; piece++)\n"
+    "        p.pieces[piece] = shared_place_of(words, at + g * 16 + (PIECES == 2 \? swizzled(g, piece * 2 + t / 2) * 4 + t % 2 * 2 : PIECES == 4 \? swizzled(g, piece) * 4 + t : t * 4));\n"
+    "    p.scales = shared_place_of(words, at + (STEP_SCALE_WORDS \? 256 + t / 2 * 16 + t % 2 * 8 + g : 0));\n"
+    "    p.own_scales = shared_place_of(words, at + (STEP_SCALE_WORDS \? 256 + g : 0));\n"
+    "    return p;\n"
+    "}\n"
+    "\n"
+    "/* Copies the step that comes `steps` after the warp's first, to so many words from its places. */\n"
+    "DEVICE void copy_step(const copy_places &places, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {\n"
+    "    const u32 t = lane_index() & 3;\n"
     "    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)first_step + steps) * 64 + t * 16 < ROW_BYTES \? 16 : 0;\n"
-    "    copy_async_16(memory, to, s.low + steps * 64, size);\n"
-    "    copy_async_16(memory, to + 128, s.high + steps * 64, size);\n"
+    "    copy_async_line_16(places.data, at, s.low + steps * 64, size);\n",
+    "    copy_async_line_16(places.data, at + 128, s.high + steps * 64, size);\n"
     "    if (STEP_SCALE_WORDS == 0) return;\n"
-    "    const u32 word = at + 256 + t / 2 * 16 + t % 2 * 8 + g;\n"
     "    const u8 *const p = s.scales + scales_at(steps);\n"
     "    const bool wanted = t / 2 < STEP_SCALE_WORDS;\n"
-    "    if (whole_scales || (NUM_GROUPS % SUBS == 0 && SCALES_FILL_WORDS)) return copy_async_4(memory, word, p, wanted);\n"
+    "    if (whole_scales || (NUM_GROUPS % SUBS == 0 && SCALES_FILL_WORDS)) return copy_async_4(places.scales, at, p, wanted);\n"
     "    const u32 begin = (u32)scales_at((u64)first_step + steps) + t / 2 * 4, skew = (t % 2 \? s.high_scales : s.low_scales) & 3, end = NUM_GROUPS * SCALE_BYTES + skew;\n"
-    "    copy_async_4(memory, word, p, wanted && begin + 4 <= end);\n"
+    "    copy_async_4(places.scales, at, p, wanted && begin + 4 <= end);\n"
     "    if (!wanted || begin + 4 <= end) return;\n"
     "    u32 bytes = 0; /* nothing past the row */\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < 3; i++)\n"
     "        if (begin + i < end) bytes |= (u32)load_1(p + i) << (8 * i);\n"
-    "    memory[word] = bytes;\n"
+    "    shared_store_to(places.scales, at, bytes);\n"
     "}\n"
-    "\n",
+    "\n"
     "/* A lane's part of its low (half 0) or high (half 1) row. */\n"
-    "template <class Memory>\n"
-    "DEVICE weight_chunk fetch_chunk(Memory &memory, u32 at, u32 half, const copy_source &s) {\n"
-    "    const u32 t = lane_index() & 3, g = lane_index() >> 2, from = at + half * 128 + g * 16;\n"
+    "DEVICE weight_chunk fetch_chunk(const copy_places &places, u32 at, u32 half, const copy_source &s) {\n"
     "    weight_chunk c = {};\n"
-    "    if (PIECES == 2) {\n"
+    "    const u32 from = at + half * 128;\n"
     "#pragma unroll\n"
-    "        for (u32 piece = 0; piece < 2; piece++) {\n"
-    "            const auto two = shared_load_2(memory, from + swizzled(g, piece * 2 + t / 2) * 4 + t % 2 * 2);\n"
-    "            c.word[piece * 2] = (u32)two.x;\n"
-    "            c.word[piece * 2 + 1] = (u32)two.y;\n"
+    "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
+    "        if (PIECES == 2) {\n"
+    "            const u32x2 two = shared_load_2_from(places.pieces[piece], from);\n"
+    "            c.word[piece * 2 % 4] = two.v[0];\n"
+    "            c.word[(piece * 2 + 1) % 4] = two.v[1];\n"
+    "        } else if (PIECES == 4) {\n"
+    "            c.word[piece] = shared_load_from(places.pieces[piece], from);\n"
+    "        } else {\n"
+    "            const u32x4 four = shared_load_4_from(places.pieces[0], from);\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];\n"
     "        }\n"
-    "    } else if (PIECES == 4) {\n"
-    "#pragma unroll\n"
-    "        for (u32 piece = 0; piece < 4; piece++) c.word[piece] = memory[from + swizzled(g, piece) * 4 + t];\n"
-    "    } else {\n"
-    "        const auto four = shared_load_4(memory, from + t * 4);\n"
-    "        c.word[0] = (u32)four.x;\n"
-    "        c.word[1] = (u32)four.y;\n"
-    "        c.word[2] = (u32)four.z;\n"
-    "        c.word[3] = (u32)four.w;\n"
     "    }\n"
     "    if (STEP_SCALE_WORDS) {\n"
-    "        const u32 first = memory[at + 256 + half * 8 + g], second = STEP_SCALE_WORDS == 2 \? memory[at + 272 + half * 8 + g] : 0;\n"
+    "        const u32 first = shared_load_from(places.own_scales, at + half * 8), second = STEP_SCALE_WORDS == 2 \? shared_load_from(places.own_scales, at + 16 + half * 8) : 0;\n"
     "        c.scale[0] = SCALES_FILL_WORDS \? first : select_bytes(first, second, half \? s.high_scales : s.low_scales);\n"
     "        if (SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2) c.scale[STEP_SCALE_WORDS - 1] = second;\n"
     "    }\n"
@@ -3632,6 +3696,22 @@ static const char *const moer_source_9[] = { /* packed.h */
     "\n"
     "DEVICE float sub_min(const weight_chunk &, u32, u32) { return 0.0f; }\n"
     "\n"
+    "#define SCALES_ARE_EXPONENTS (SUB_HAS_SCALE && SCALES == SCALES_E8M0)\n"
+    "/* E8M0 is the exponent of an f32, but for 0 and 255. Whether a row's step has one of these, so that the others are had by a shift. */\n"
+    "DEVICE bool has_odd_scales(const weight_chunk &c) {\n"
+    "    u32 odd = 0;\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < (SUBS * SCALE_BYTES + 3) / 4; i++) {\n",
+    "        const u32 w = SUBS * SCALE_BYTES < 4 \? c.scale[i] | 0x01010101u << (SUBS * SCALE_BYTES * 8 % 32) : c.scale[i];\n"
+    "        odd |= ((w - 0x01010101u) & ~w) | ((~w - 0x01010101u) & w);\n"
+    "    }\n"
+    "    return (odd & 0x80808080u) != 0;\n"
+    "}\n"
+    "DEVICE float even_scale(const weight_chunk &c, u32 sub) {\n"
+    "    const u32 w = c.scale[sub / 4];\n"
+    "    return f32_from_bits((sub % 4 == 3 \? w >> 1 : w << (23 - sub % 4 * 8)) & 0x7f800000u);\n"
+    "}\n"
+    "\n"
     "/* What every weight of a row is multiplied by, once the sum is there. */\n"
     "DEVICE float row_scale(const weight_row &row) {\n"
     "    if (GLOBAL) return load_value(row.global_scale, 0, DTYPE_F32);\n"
@@ -3655,7 +3735,7 @@ static const char *const moer_source_9[] = { /* packed.h */
     "}\n"
     "\n"
     "#else\n"
-    "\n",
+    "\n"
     "/* Two codes of four bits, one in the low bits of each half of `codes`, as floats. They stand in the mantissa of 1024 (f16)\n"
     "   or 128 (bf16), from which 1024 or 128 and the zero point are taken away: exact. */\n"
     "DEVICE u32 int4_pair(u32 codes, u32 zero_point) {\n"
@@ -3689,19 +3769,26 @@ static const char *const moer_source_9[] = { /* packed.h */
     "   code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what\n"
     "   the codes lack of their weights, in CODE_SCALE, is made up for once a tile, and INT4's zero point once for many tiles: so it pays where\n"
     "   the activations are held (CODE_SUMS). */\n"
-    "#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))\n"
+    "#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))\n",
     "#define CODE_SCALE (CODES_MULTIPLY \? FORMAT == FORMAT_INT4 \? 16777216.0f : 16384.0f : 1.0f)\n"
     "\n"
-    "/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. */\n"
+    "/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for\n"
+    "   four codes at once, each in the byte where it lies. */\n"
     "DEVICE void unpack_codes(const weight_chunk &c, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB / 8; i++) {\n"
     "        u32 w = c.word[sub * (LANE_SUB / 8) + i];\n"
-    "        if (SIGNED) w ^= 0x88888888u;\n"
+    "        if (FORMAT == FORMAT_INT4) {\n"
+    "            if (SIGNED) w ^= 0x88888888u;\n"
     "#pragma unroll\n"
-    "        for (u32 j = 0; j < 4; j++) {\n"
-    "            if (FORMAT == FORMAT_INT4) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 \? w : w >> 8) & (j % 2 == 0 \? 0x000f000fu : 0x00f000f0u);\n"
-    "            else pair[(i * 4 + j) % (LANE_SUB / 2)] = and_or(j < 3 \? w << (9 - 4 * (j % 3)) : w >> 3, 0x0e000e00u, (w << (12 - 4 * j)) & 0x80008000u);\n"
+    "            for (u32 j = 0; j < 4; j++) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 \? w : w >> 8) & (j % 2 == 0 \? 0x000f000fu : 0x00f000f0u);\n"
+    "            continue;\n"
+    "        }\n"
+    "#pragma unroll\n"
+    "        for (u32 j = 0; j < 2; j++) { /* the lower code of each byte, then the upper one */\n"
+    "            const u32 code = (j == 0 \? w << 4 : w) & 0xf0f0f0f0u, bytes = or_and(code, code >> 3, 0x8e8e8e8eu);\n"
+    "            pair[(i * 4 + j) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x2404);\n"
+    "            pair[(i * 4 + j + 2) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x3414);\n"
     "        }\n"
     "    }\n"
     "}\n"
@@ -3712,7 +3799,7 @@ static const char *const moer_source_9[] = { /* packed.h */
     "    if (ZERO_POINTS) zero_point = WEIGHT_BITS == 4 \? (c.zero_point[0] >> (4 * sub)) & 15u : (c.zero_point[0] >> (8 * sub)) & 255u;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < (LANE_SUB * WEIGHT_BITS + 31) / 32; i++) {\n"
-    "        u32 w = c.word[LANE_SUB * WEIGHT_BITS < 32 \? sub / 2 : sub * (LANE_SUB * WEIGHT_BITS / 32) + i];\n",
+    "        u32 w = c.word[LANE_SUB * WEIGHT_BITS < 32 \? sub / 2 : sub * (LANE_SUB * WEIGHT_BITS / 32) + i];\n"
     "#if FORMAT == FORMAT_INT8\n"
     "        if (SIGNED) w ^= 0x80808080u;\n"
     "        if (DECODE == DTYPE_F16) {\n"
@@ -4185,6 +4272,12 @@ static const char *const moer_source_12[] = { /* tile.h */
     "#define CODES_MULTIPLY 0\n"
     "#define CODE_SCALE 1.0f\n"
     "#endif\n"
+    "/* Whether all of a step's scales are had at once, by shifts: where a kernel has registers for them. */\n"
+    "#if defined(SCALES_AT_ONCE) && defined(SCALES_ARE_EXPONENTS)\n"
+    "#define SCALES_BY_SHIFT SCALES_ARE_EXPONENTS\n"
+    "#else\n"
+    "#define SCALES_BY_SHIFT 0\n"
+    "#endif\n"
     "#define NUM_PAIRS (LANE_SUB / 2) /* in a sub */\n"
     "\n"
     "/* The number of a part's step `index`; it is one of the row's; it isn't the row's last, in any part. Known when compiled, where index is, for most. */\n"
@@ -4217,6 +4310,9 @@ static const char *const moer_source_12[] = { /* tile.h */
     "struct tile_rows {\n"
     "    weight_row low, high;\n"
     "};\n"
+    "\n",
+    "/* What a sum over codes lacks: once the parts are added up, since a power of two rounds nothing. */\n"
+    "DEVICE float scale_codes(float sum) { return TENSOR_CORES && CODE_SCALE != 1.0f \? f32_mul(sum, CODE_SCALE) : sum; }\n"
     "\n"
     "#if TENSOR_CORES\n"
     "\n"
@@ -4224,7 +4320,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "DEVICE void load_activations(const u8 *x, u32 step, u32 sub, bool inner, u32 (&word)[NUM_PAIRS]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i++) word[i] = 0;\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "    for (u32 run = 0; run < LANE_SUB; run += LANE_RUN) {\n"
     "        const u32 k = sub_input(step, sub, run);\n"
     "        const u8 *p = x + (u64)k * 2;\n"
@@ -4282,12 +4378,16 @@ static const char *const moer_source_12[] = { /* tile.h */
     "#if CODES_MULTIPLY\n"
     "/* What a sub's sums begin with: INT4's zero point, -8 * 2^-24, times the activations. */\n"
     "DEVICE void multiply_zero_point(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {\n"
-    "    u32 zero_points[NUM_PAIRS];\n"
+    "    const u32 zero_points[4] = {0x80088008u, 0x80088008u, 0x80088008u, 0x80088008u};\n"
+    "    matrix_product_f16(sums, zero_points, activation[0], activation[2]); /* in the pairs of multiply_codes, which then needn't move them */\n"
+    "    matrix_multiply_f16(sums, zero_points, activation[1], activation[3]);\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < NUM_PAIRS; i++) zero_points[i] = 0x80088008u;\n"
-    "    multiply_pairs<true>(sums, zero_points, zero_points, activation);\n"
+    "    for (u32 i = 4; i < NUM_PAIRS; i += 4) {\n"
+    "        matrix_multiply_f16(sums, zero_points, activation[i], activation[i + 2]);\n"
+    "        matrix_multiply_f16(sums, zero_points, activation[i + 1], activation[i + 3]);\n"
+    "    }\n"
     "}\n"
-    "\n"
+    "\n",
     "/* One sub's codes, smaller than weights by CODE_SCALE: INT4's are added to what multiply_zero_point gives, others are all of the sums. */\n"
     "DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {\n"
     "    if (FORMAT != FORMAT_INT4) return multiply_pairs<true>(sums, low, high, activation);\n"
@@ -4299,8 +4399,25 @@ static const char *const moer_source_12[] = { /* tile.h */
     "        if (i == 0) matrix_product_f16(upper, odd, activation[1], activation[3]);\n"
     "        else matrix_multiply_f16(upper, odd, activation[i + 1], activation[i + 3]);\n"
     "    }\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "    for (u32 i = 0; i < 4; i++) sums[i] = f32_fma(upper[i], 0.0625f, sums[i]);\n"
+    "}\n"
+    "#endif\n"
+    "\n"
+    "#if SCALES_BY_SHIFT\n"
+    "/* The scales of a step's subs. */\n"
+    "DEVICE void find_scales(const weight_chunk &low, const weight_chunk &high, u32 step, float (&low_scales)[SUBS], float (&high_scales)[SUBS]) {\n"
+    "#pragma unroll\n"
+    "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
+    "        low_scales[sub] = even_scale(low, sub);\n"
+    "        high_scales[sub] = even_scale(high, sub);\n"
+    "    }\n"
+    "    if (!warp_ballot(has_odd_scales(low) || has_odd_scales(high))) return;\n"
+    "#pragma unroll\n"
+    "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
+    "        low_scales[sub] = sub_scale(low, step, sub);\n"
+    "        high_scales[sub] = sub_scale(high, step, sub);\n"
+    "    }\n"
     "}\n"
     "#endif\n"
     "\n"
@@ -4311,6 +4428,10 @@ static const char *const moer_source_12[] = { /* tile.h */
     "                          const float (&begin)[SUBS][2]) {\n"
     "    arrange_weight_chunk(low);\n"
     "    arrange_weight_chunk(high);\n"
+    "#if SCALES_BY_SHIFT\n"
+    "    float low_scales[SUBS], high_scales[SUBS];\n"
+    "    find_scales(low, high, step, low_scales, high_scales);\n"
+    "#endif\n"
     "#pragma unroll\n"
     "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
     "        u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];\n"
@@ -4321,7 +4442,11 @@ static const char *const moer_source_12[] = { /* tile.h */
     "        unpack_sub(low, step, sub, low_pairs);\n"
     "        unpack_sub(high, step, sub, high_pairs);\n"
     "#endif\n"
+    "#if SCALES_BY_SHIFT\n"
+    "        const float low_scale = low_scales[sub], high_scale = high_scales[sub];\n"
+    "#else\n"
     "        const float low_scale = SUB_HAS_SCALE \? sub_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE \? sub_scale(high, step, sub) : 1.0f;\n"
+    "#endif\n"
     "        const float low_min = SUB_HAS_MIN \? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN \? sub_min(high, step, sub) : 0.0f;\n"
     "#pragma unroll\n"
     "        for (int b = 0; b < BLOCKS; b++) {\n"
@@ -4345,7 +4470,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "            if (HAS_BEGIN)\n"
     "#pragma unroll\n"
     "                for (u32 i = 0; i < 4; i++) part[i] = begin[sub][i % 2];\n"
-    "            else if (FORMAT == FORMAT_INT4) multiply_zero_point(part, activation);\n"
+    "            else if (FORMAT == FORMAT_INT4) multiply_zero_point(part, activation);\n",
     "            multiply_codes(part, low_pairs, high_pairs, activation);\n"
     "#else\n"
     "            multiply_pairs<true>(part, low_pairs, high_pairs, activation);\n"
@@ -4384,7 +4509,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "#endif\n"
     "\n"
     "/* All steps of a part of K: sums[b] = rows times the activations x[b], in any dtype. Each lane multiplies its two rows with all\n"
-    "   8 tokens of a block, whose addresses (null: no token) are in the lanes 4 * token. */\n",
+    "   8 tokens of a block, whose addresses (null: no token) are in the lanes 4 * token. */\n"
     "template <int BLOCKS, u32 PARTS>\n"
     "DEVICE void multiply_part(float (&sums)[BLOCKS][4], const weight_row &low, const weight_row &high, const u8 *const (&x)[BLOCKS], u32 part) {\n"
     "    const u32 t = lane_index() & 3;\n"
@@ -4421,7 +4546,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "                            }\n"
     "                        }\n"
     "                    sum[0][n] = f32_fma(low_scale, part[0], sum[0][n]);\n"
-    "                    sum[1][n] = f32_fma(high_scale, part[1], sum[1][n]);\n"
+    "                    sum[1][n] = f32_fma(high_scale, part[1], sum[1][n]);\n",
     "                    if (SUB_HAS_MIN) {\n"
     "                        sum[0][n] = f32_fma(sub_min(low_chunk, step, sub), total, sum[0][n]);\n"
     "                        sum[1][n] = f32_fma(sub_min(high_chunk, step, sub), total, sum[1][n]);\n"
@@ -4443,17 +4568,9 @@ static const char *const moer_source_12[] = { /* tile.h */
     "}\n"
     "#endif\n"
     "\n"
-    "/* Multiplies the sums of whole rows by what their codes lack, and by what scales all of a row. */\n"
+    "/* Multiplies the sums of whole rows by what scales all of a row. */\n"
     "template <int BLOCKS>\n"
     "DEVICE void scale_rows(float (&sums)[BLOCKS][4], float low_scale, float high_scale) {\n"
-    "#if TENSOR_CORES\n"
-    "    if (CODE_SCALE != 1.0f) {\n"
-    "#pragma unroll\n"
-    "        for (int b = 0; b < BLOCKS; b++)\n"
-    "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++) sums[b][i] = f32_mul(sums[b][i], CODE_SCALE);\n"
-    "    }\n"
-    "#endif\n"
     "    if (!ROW_HAS_SCALE) return;\n"
     "#pragma unroll\n"
     "    for (int b = 0; b < BLOCKS; b++) {\n"
@@ -4496,11 +4613,11 @@ static const char *const moer_source_13[] = { /* stream.h */
     "}\n"
     "DEVICE constexpr u32 stream_rounds(int how, u32 parts) { return (PART_STEPS(parts) + stream_most(how, parts) - 1) / stream_most(how, parts); }\n"
     "DEVICE constexpr u32 stream_depth(int how, u32 parts) { return (PART_STEPS(parts) + stream_rounds(how, parts) - 1) / stream_rounds(how, parts); }\n"
-    "/* Words of shared memory for the streams of a block's warps; no array is empty. */\n"
+    "/* Words of shared memory for a warp's stream. */\n"
     "#if STREAM_COPIES\n"
-    "DEVICE constexpr u32 stream_memory(int how, u32 parts, u32 warps) { return warps * stream_depth(how, parts) * STEP_WORDS; }\n"
+    "DEVICE constexpr u32 stream_memory(int how, u32 parts) { return stream_depth(how, parts) * STEP_WORDS; }\n"
     "#else\n"
-    "DEVICE constexpr u32 stream_memory(int, u32, u32) { return 4; }\n"
+    "DEVICE constexpr u32 stream_memory(int, u32) { return 0; }\n"
     "#endif\n"
     "\n"
     "template <int HOW, u32 PARTS>\n"
@@ -4511,20 +4628,25 @@ static const char *const moer_source_13[] = { /* stream.h */
     "\n"
     "#if STREAM_COPIES\n"
     "typedef copy_source stream_source;\n"
+    "typedef copy_places stream_places;\n"
     "DEVICE stream_source find_source(const tile_rows &rows, u32 first_step) { return find_copy_source(rows.low, rows.high, first_step); }\n"
+    "template <class Words>\n"
+    "DEVICE stream_places find_stream_places(Words &words, u32 at) { return find_copy_places(words, at); }\n"
     "#else\n"
     "typedef tile_rows stream_source;\n"
+    "struct stream_places {};\n"
     "DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }\n"
+    "template <class Words>\n"
+    "DEVICE stream_places find_stream_places(Words &, u32) { return {}; }\n"
     "#endif\n"
-    "\n"
+    "\n",
     "/* Into place d of the stream: a warp's step `index` of some rows. A place is a group of copies, also where nothing is copied. */\n"
-    "template <int HOW, u32 PARTS, class Memory>\n"
-    "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n",
+    "template <int HOW, u32 PARTS>\n"
+    "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, const stream_places &places, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n"
     "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n"
     "#if STREAM_COPIES\n"
     "        static_assert(STEPS_KEEP_GROUPS(PARTS), \"the scales of a warp's steps are found from the first\");\n"
-    "        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, FIRST_STEP(part, PARTS), index * STEP_STRIDE(PARTS), is_inner_step<PARTS>(index),\n"
-    "                  has_whole_scales<PARTS>(index));\n"
+    "        copy_step(places, d * STEP_WORDS, source, FIRST_STEP(part, PARTS), index * STEP_STRIDE(PARTS), is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));\n"
     "#else\n"
     "        stream.low[d] = load_weight_chunk(source.low, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));\n"
     "        stream.high[d] = load_weight_chunk(source.high, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));\n"
@@ -4541,10 +4663,10 @@ static const char *const moer_source_13[] = { /* stream.h */
     "}\n"
     "\n"
     "/* A stream begins with its weights, which may be known before the activations. */\n"
-    "template <int HOW, u32 PARTS, class Memory>\n"
-    "DEVICE void start_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, const stream_source &source, u32 part) {\n"
+    "template <int HOW, u32 PARTS>\n"
+    "DEVICE void start_weights(weight_stream<HOW, PARTS> &stream, const stream_places &places, const stream_source &source, u32 part) {\n"
     "#pragma unroll\n"
-    "    for (u32 d = 0; d < stream_depth(HOW, PARTS); d++) load_step_weights(stream, memory, d, source, part, d, true);\n"
+    "    for (u32 d = 0; d < stream_depth(HOW, PARTS); d++) load_step_weights(stream, places, d, source, part, d, true);\n"
     "}\n"
     "\n"
     "template <int HOW, u32 PARTS>\n"
@@ -4590,9 +4712,9 @@ static const char *const moer_source_13[] = { /* stream.h */
     "\n"
     "/* sums = the tile's rows times the activations of the blocks of tokens, over the warp's part of K. Meanwhile the stream goes on\n"
     "   with the `next` tile, if there are `more`, and its part of K. */\n"
-    "template <int HOW, int BLOCKS, u32 PARTS, class Memory>\n"
-    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &stream, Memory &memory, const held_activations<PARTS> &held, const stream_source &source,\n"
-    "                          const u8 *const (&x)[BLOCKS], u32 part, bool more, const stream_source &next, const u8 *next_x, u32 next_part) {\n"
+    "template <int HOW, int BLOCKS, u32 PARTS>\n"
+    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &stream, const stream_places &places, const held_activations<PARTS> &held, const stream_source &source,\n"
+    "                          const u8 *const (&x)[BLOCKS], u32 part, bool more, const stream_source &next, const u8 *next_x, u32 next_part) {\n",
     "    constexpr u32 DEPTH = stream_depth(HOW, PARTS), ROUNDS = stream_rounds(HOW, PARTS), UNROLLED = HOW == X_HELD \? ROUNDS : 1;\n"
     "#pragma unroll\n"
     "    for (int b = 0; b < BLOCKS; b++)\n"
@@ -4600,22 +4722,21 @@ static const char *const moer_source_13[] = { /* stream.h */
     "        for (u32 i = 0; i < 4; i++) sums[b][i] = 0.0f;\n"
     "#pragma unroll UNROLLED\n"
     "    for (u32 round = 0; round < ROUNDS; round++)\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "        for (u32 d = 0; d < DEPTH; d++) {\n"
     "            const u32 index = round * DEPTH + d, step = step_of<PARTS>(part, index);\n"
     "            const bool exists = index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index);\n"
     "            const auto go_on = [&] {\n"
-    "                if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);\n"
-    "                else load_step_weights(stream, memory, d, next, next_part, d, more);\n"
+    "                if (round + 1 < ROUNDS) load_step_weights(stream, places, d, source, part, index + DEPTH, true);\n"
+    "                else load_step_weights(stream, places, d, next, next_part, d, more);\n"
     "            };\n"
     "#if STREAM_COPIES /* taken out at once, so that its place is free again */\n"
-    "            const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;\n"
     "            copy_async_wait<DEPTH - 1>();\n"
     "            warp_barrier();\n"
     "            weight_chunk low, high;\n"
     "            if (exists) {\n"
-    "                low = fetch_chunk(memory, at, 0, source);\n"
-    "                high = fetch_chunk(memory, at, 1, source);\n"
+    "                low = fetch_chunk(places, d * STEP_WORDS, 0, source);\n"
+    "                high = fetch_chunk(places, d * STEP_WORDS, 1, source);\n"
     "            }\n"
     "            warp_barrier();\n"
     "            go_on();\n"
@@ -4635,10 +4756,13 @@ static const char *const moer_source_13[] = { /* stream.h */
     "#else /* f32 multiply-adds: without a stream */\n"
     "\n"
     "DEVICE constexpr bool can_hold(u32) { return false; }\n"
-    "DEVICE constexpr u32 stream_memory(int, u32, u32) { return 4; }\n"
+    "DEVICE constexpr u32 stream_memory(int, u32) { return 0; }\n"
     "\n"
     "typedef tile_rows stream_source;\n"
+    "struct stream_places {};\n"
     "DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }\n"
+    "template <class Words>\n"
+    "DEVICE stream_places find_stream_places(Words &, u32) { return {}; }\n"
     "\n"
     "template <int HOW, u32 PARTS>\n"
     "struct weight_stream {};\n"
@@ -4646,8 +4770,8 @@ static const char *const moer_source_13[] = { /* stream.h */
     "template <u32 PARTS>\n"
     "struct held_activations {};\n"
     "\n"
-    "template <int HOW, u32 PARTS, class Memory>\n"
-    "DEVICE void start_weights(weight_stream<HOW, PARTS> &, Memory &, const stream_source &, u32) {}\n"
+    "template <int HOW, u32 PARTS>\n"
+    "DEVICE void start_weights(weight_stream<HOW, PARTS> &, const stream_places &, const stream_source &, u32) {}\n"
     "\n"
     "template <int HOW, u32 PARTS>\n"
     "DEVICE void start_activations(weight_stream<HOW, PARTS> &, const u8 *, u32) {}\n"
@@ -4657,8 +4781,8 @@ static const char *const moer_source_13[] = { /* stream.h */
     "template <u32 PARTS>\n"
     "DEVICE void hold_activations(held_activations<PARTS> &, const u8 *, u32) {}\n"
     "\n"
-    "template <int HOW, int BLOCKS, u32 PARTS, class Memory>\n"
-    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &, Memory &, const held_activations<PARTS> &, const stream_source &source, const u8 *const (&x)[BLOCKS],\n"
+    "template <int HOW, int BLOCKS, u32 PARTS>\n"
+    "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &, const stream_places &, const held_activations<PARTS> &, const stream_source &source, const u8 *const (&x)[BLOCKS],\n"
     "                          u32 part, bool, const stream_source &, const u8 *, u32) {\n"
     "    multiply_part<BLOCKS, PARTS>(sums, source.low, source.high, x, part);\n"
     "}\n"
@@ -4832,7 +4956,7 @@ static const char *const moer_source_15[] = { /* grouped.h */
     "\n",
     "/* Starts to copy slice `slice` to the stage at word `at`. */\n"
     "template <class Words>\n"
-    "DEVICE void start_rows(Words &words, const copy_target &target, const row_sources &sources, u32 slice, u32 at) {\n"
+    "DEVICE void start_rows(Words &words, const shared_place &target, const row_sources &sources, u32 slice, u32 at) {\n"
     "    if (slice >= NUM_SLICES) return;\n"
     "    const u32 chunk = thread_index() % SLICE_CHUNKS, k = slice * SLICE + chunk * 8;\n"
     "    const u32 to = at + chunk_word(thread_index() / SLICE_CHUNKS, chunk, SLICE_CHUNKS);\n"
@@ -4843,7 +4967,7 @@ static const char *const moer_source_15[] = { /* grouped.h */
     "        if (i >= sources.passes) continue;\n"
     "        const u8 *const p = sources.x[i] + offset;\n"
     "        if (COPIED_ROWS) {\n"
-    "            copy_async_16_into(target, to + i * 1024, p, inside \? 16 : 0);\n"
+    "            copy_async_16(target, to + i * 1024, p, inside \? 16 : 0);\n"
     "            continue;\n"
     "        }\n"
     "        u32x4 v = {{0, 0, 0, 0}};\n"
@@ -4854,12 +4978,12 @@ static const char *const moer_source_15[] = { /* grouped.h */
     "    }\n"
     "}\n"
     "\n"
-    "DEVICE void start_weights(const copy_target &target, const weight_sources &sources, u32 slice, u32 at) {\n"
+    "DEVICE void start_weights(const shared_place &target, const weight_sources &sources, u32 slice, u32 at) {\n"
     "    if (slice >= NUM_SLICES) return;\n"
     "    const u32 chunk = thread_index() % SLICE_CHUNKS, to = at + chunk_word(thread_index() / SLICE_CHUNKS, chunk, SLICE_CHUNKS);\n"
     "    const bool inside = INNER % SLICE == 0 || slice * SLICE + chunk * 8 < INNER;\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < WEIGHT_PASSES; i++) copy_async_16_into(target, to + i * 1024, sources.w[i] + (inside \? slice * (SLICE * 2) : 0), inside \? 16 : 0);\n"
+    "    for (u32 i = 0; i < WEIGHT_PASSES; i++) copy_async_16(target, to + i * 1024, sources.w[i] + (inside \? slice * (SLICE * 2) : 0), inside \? 16 : 0);\n"
     "}\n"
     "\n"
     "/* ---- the product ---- */\n"
@@ -4936,13 +5060,224 @@ static const char *const moer_source_16[] = { /* output.h */
     "    return value;\n"
     "}\n"
     "\n"
-    "DEVICE float finish_value(const moer_matmul_args &a, u32 expert, u32 column, float weight, float value, float up) {\n"
-    "    const float bias = BIAS \? load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS) : 0.0f;\n"
-    "    const float up_bias = BIAS && GATED \? load_value(UP_APART \? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;\n"
-    "    return finish_sums(a, bias, up_bias, weight, value, up);\n"
+    "DEVICE float output_bias(const moer_matmul_args &a, u32 expert, u32 column) {\n"
+    "    return BIAS \? load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS) : 0.0f;\n"
+    "}\n"
+    "DEVICE float output_up_bias(const moer_matmul_args &a, u32 expert, u32 column) {\n"
+    "    return BIAS && GATED \? load_value(UP_APART \? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* vector.h */
+static const char *const moer_source_17[] = { /* passes.h */
+    "/*\n"
+    "  passes.h: the work of a matmul over the distinct experts of a batch, and who does which part of it: which tiles of weight rows and which\n"
+    "  rows of x there are, the range of them that a block takes, the way from one to the next, and what becomes of a finished\n"
+    "  output. How the products come about belongs to matmul.cu and matmul_bulk.cu.\n"
+    "\n"
+    "  Constants: TILE_TOKENS, rows of x that a tile of weights is applied to at once; OUT, OUT_ORDER, X_ORDER, OUT_INDEX and those of output.h as in matmul.cu.\n"
+    "*/\n"
+    "#include \"output.h\"\n"
+    "\n"
+    "#ifndef OUT_ORDER\n"
+    "#define OUT_ORDER PAIRS_LINEAR\n"
+    "#endif\n"
+    "\n"
+    "#define TILE_COLUMNS (GATED \? 8 : 16)\n"
+    "#define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
+    "#define EVEN_TILES (COLUMNS % TILE_COLUMNS == 0 && ROWS_ALIKE) /* whose rows are always as far from each other */\n"
+    "\n"
+    "/* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */\n"
+    "DEVICE u64 tile_row(u32 tile, u32 i) {\n"
+    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
+    "    if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;\n"
+    "    return column_row(column, i >= 8);\n"
+    "}\n"
+    "\n"
+    "/* The first entries of the maps, a lane each, all loaded at once: loads that wait for each other would be a good part of a step with few tokens. What\n"
+    "   lies beyond the last distinct expert isn't used. */\n"
+    "struct first_maps { u32 expert, end_row, pair; };\n"
+    "\n"
+    "/* Rows of x come from the kernel before this one, which has waited for the maps before it let this one start: so they may be read meanwhile, and tell which weights to begin\n"
+    "   with. */\n"
+    "constexpr bool MAPS_ARE_THERE = X_INDEX == 2;\n"
+    "DEVICE u32 load_map(const int *p) { return MAPS_ARE_THERE \? load_fresh_4(p) : (u32)*p; }\n"
+    "\n"
+    "DEVICE first_maps load_first_maps(const moer_matmul_args &a) {\n"
+    "    const u32 lane = lane_index();\n"
+    "    first_maps m = {0, 0, 0};\n"
+    "    if (lane < a.max_distinct) {\n"
+    "        m.expert = load_map(a.distinct_experts + lane);\n"
+    "        m.end_row = load_map(a.distinct_offsets + lane + 1);\n"
+    "    }\n"
+    "    if (X_INDEX != 2 && lane < a.num_pairs) m.pair = load_map(a.row_to_pair + lane);\n"
+    "    return m;\n"
+    "}\n"
+    "\n"
+    "/* Later ones are loaded a tile ahead, and wait for nobody. */\n"
+    "struct later_maps {};\n"
+    "DEVICE u32 expert_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_experts[d]; }\n"
+    "DEVICE u32 end_row_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_offsets[d + 1]; }\n"
+    "DEVICE u32 pair_of(const moer_matmul_args &a, const later_maps &, u32 row, u32) { return (u32)a.row_to_pair[row]; }\n"
+    "\n"
+    "/* All lanes ask for the same d; each for a row of its own, below end_row, which is the same for all. */\n"
+    "DEVICE u32 expert_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 \? warp_shuffle(m.expert, d) : load_map(a.distinct_experts + d); }\n"
+    "DEVICE u32 end_row_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 \? warp_shuffle(m.end_row, d) : load_map(a.distinct_offsets + d + 1); }\n"
+    "DEVICE u32 pair_of(const moer_matmul_args &a, const first_maps &m, u32 row, u32 end_row) { return end_row <= 32 \? warp_shuffle(m.pair, row) : load_map(a.row_to_pair + row); }\n"
+    "\n"
+    "/* A pass is all tiles of an expert with up to TILE_TOKENS of its rows. Blocks share the passes' tiles evenly, else one popular expert would keep\n"
+    "   some of them for twice as long. */\n"
+    "\n"
+    "/* Passes of distinct expert 32 * chunk + lane. */\n"
+    "DEVICE u32 passes_of(const moer_matmul_args &a, const first_maps &m, u32 chunk, u32 num_distinct) {\n"
+    "    const u32 d = chunk * 32 + lane_index();\n"
+    "    u32 begin = warp_shuffle_up(m.end_row, 1), end = m.end_row;\n"
+    "    if (lane_index() == 0) begin = 0;\n"
+    "    if (chunk != 0 && d < num_distinct) {\n"
+    "        begin = load_map(a.distinct_offsets + d);\n"
+    "        end = load_map(a.distinct_offsets + d + 1);\n"
+    "    }\n"
+    "    return d < num_distinct \? (end - begin + TILE_TOKENS - 1) / TILE_TOKENS : 0;\n"
+    "}\n"
+    "\n",
+    "DEVICE u32 count_passes(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {\n"
+    "    u32 own = 0;\n"
+    "    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) own += passes_of(a, m, chunk, num_distinct);\n"
+    "    return warp_add(own);\n"
+    "}\n"
+    "\n"
+    "/* Which pass of which distinct expert is pass `wanted` of all; it exists. */\n"
+    "struct pass_place { u32 d, pass; };\n"
+    "DEVICE pass_place find_pass(const moer_matmul_args &a, const first_maps &m, u32 num_distinct, u32 wanted) {\n"
+    "    pass_place found = {0, wanted};\n"
+    "    for (u32 chunk = 0, before = 0; chunk * 32 < num_distinct; chunk++) {\n"
+    "        const u32 own = passes_of(a, m, chunk, num_distinct), sum = scan_warp(own), here = warp_ballot(before + sum > wanted);\n"
+    "        if (here) {\n"
+    "            const u32 first = popcount((here & (0u - here)) - 1);\n"
+    "            found.d = chunk * 32 + first;\n"
+    "            found.pass = wanted - before - warp_shuffle(sum - own, first);\n"
+    "            break;\n"
+    "        }\n"
+    "        before += warp_shuffle(sum, 31);\n"
+    "    }\n"
+    "    return found;\n"
+    "}\n"
+    "\n"
+    "/* A block's share of the tiles of all passes: so many from a tile of a pass on. 32 bits count them, since no memory has room for an output of more. */\n"
+    "struct work_range { u32 pass, tile, num_tiles; };\n"
+    "\n"
+    "DEVICE work_range find_range(u32 num_passes) {\n"
+    "    const u64 total = (u64)num_passes * NUM_TILES;\n"
+    "    const u32 blocks = grid_blocks_x(), block = block_index_x();\n"
+    "    const u64 share = total >> 32 \? total / blocks : (u32)total / blocks, rest = total - share * blocks; /* a long division takes long */\n"
+    "    const u64 begin = block * share + (block < rest \? block : rest);\n"
+    "    work_range range;\n"
+    "    range.pass = total >> 32 \? (u32)(begin / NUM_TILES) : (u32)begin / NUM_TILES;\n"
+    "    range.tile = (u32)(begin - (u64)range.pass * NUM_TILES);\n"
+    "    range.num_tiles = (u32)share + (block < rest);\n"
+    "    return range;\n"
+    "}\n"
+    "\n"
+    "/* Where a block is in its range: a tile of distinct expert d with its rows of x from `base` on; `left`: tiles to do, with this one. */\n"
+    "struct tile_place {\n"
+    "    u32 left, d, tile;\n"
+    "    u32 expert, base, end_row;\n"
+    "};\n"
+    "\n"
+    "/* Tile `tile` of the distinct expert's pass `skipped`. */\n"
+    "template <class Maps>\n"
+    "DEVICE void enter_expert(const moer_matmul_args &a, const Maps &m, tile_place &p, u32 d, u32 skipped, u32 tile) {\n"
+    "    p.d = d;\n"
+    "    p.tile = tile;\n"
+    "    p.expert = expert_of(a, m, d);\n"
+    "    p.base = (d == 0 \? 0 : end_row_of(a, m, d - 1)) + skipped * TILE_TOKENS;\n"
+    "    p.end_row = end_row_of(a, m, d);\n"
+    "}\n"
+    "\n"
+    "DEVICE tile_place enter_range(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {\n"
+    "    const u32 num_passes = a.num_pairs <= TILE_TOKENS \? num_distinct : count_passes(a, m, num_distinct);\n"
+    "    const work_range range = find_range(num_passes);\n"
+    "    tile_place p = {};\n"
+    "    p.left = range.num_tiles;\n"
+    "    if (p.left == 0) return p;\n"
+    "    const pass_place first = num_passes == num_distinct \? pass_place{range.pass, 0} : find_pass(a, m, num_distinct, range.pass);\n"
+    "    enter_expert(a, m, p, first.d, first.pass, range.tile);\n"
+    "    return p;\n"
+    "}\n"
+    "\n"
+    "/* To the next tile, if there is one; true where it has other rows of x. */\n"
+    "DEVICE bool next_tile(const moer_matmul_args &a, tile_place &p) {\n"
+    "    if (--p.left == 0) return false;\n"
+    "    if (++p.tile < NUM_TILES) return false;\n"
+    "    p.tile = 0;\n"
+    "    p.base += TILE_TOKENS;\n"
+    "    if (p.base >= p.end_row) enter_expert(a, later_maps{}, p, p.d + 1, 0, 0);\n"
+    "    return true;\n"
+    "}\n"
+    "\n"
+    "/* The row of x of token `token` of a tile. Where there is no token: another's, whose sums nobody uses, or none where multiplying costs time by the token. */\n"
+    "#define NO_ROW 0xffffffffu\n"
+    "template <class Maps>\n"
+    "DEVICE u32 find_x_row(const moer_matmul_args &a, const Maps &m, const tile_place &p, u32 token) {\n"
+    "    const u32 wanted = p.base + token, row = wanted < p.end_row \? wanted : p.base;\n"
+    "    const u32 x_row = x_row_of(a, X_INDEX == 2 \? row : pair_of(a, m, row, p.end_row));\n"
+    "    return !TENSOR_CORES && wanted >= p.end_row \? NO_ROW : x_row;\n"
+    "}\n"
+    "\n",
+    "DEVICE const u8 *activations(const moer_matmul_args &a, u32 x_row) { return x_row == NO_ROW \? 0 : (const u8 *)a.x + (u64)x_row * INNER * X_BYTES; }\n"
+    "\n"
+    "/* Where element i of a row is, whose pairs lie in this order. */\n"
+    "DEVICE u32 place_in_order(int order, u32 i) {\n"
+    "    if (order == PAIRS_OF_4) return i / 4 * 4 + i % 2 * 2 + i / 2 % 2;\n"
+    "    if (order == PAIRS_OF_8) return i / 8 * 8 + i % 4 * 2 + i / 4 % 2;\n"
+    "    return i;\n"
+    "}\n"
+    "\n"
+    "/* Where the output of a tile's column c and a token goes. */\n"
+    "struct output_place {\n"
+    "    u32 pair, column;\n"
+    "    int at; /* row of out; -1: nowhere */\n"
+    "};\n"
+    "\n"
+    "DEVICE output_place find_output(const moer_matmul_args &a, const tile_place &p, u32 c, u32 token) {\n"
+    "    const u32 row = p.base + token;\n"
+    "    output_place o = {row, p.tile * TILE_COLUMNS + c, -1};\n"
+    "    if (row >= p.end_row || o.column >= COLUMNS) return o;\n"
+    "    if (OUT_INDEX || WEIGHT_ON_INPUT) o.pair = (u32)a.row_to_pair[row];\n"
+    "    o.at = OUT_INDEX == 2 \? a.pair_to_slot_row[o.pair] : (int)(OUT_INDEX \? o.pair : row);\n"
+    "    return o;\n"
+    "}\n"
+    "\n"
+    "/* Makes an output of the parts' sums, and writes it. */\n"
+    "DEVICE void write_output(const moer_matmul_args &a, const output_place &o, float bias, float up_bias, float value, float up) {\n"
+    "    value = finish_sums(a, bias, up_bias, WEIGHT_ON_INPUT \? load_value(a.router_weights, o.pair, WEIGHTS) : 1.0f, scale_codes(value), scale_codes(up));\n"
+    "    store_value(a.out, (u64)(u32)o.at * COLUMNS + place_in_order(OUT_ORDER, o.column), OUT, value);\n"
+    "}\n"
+    "\n"
+    "/* The pairs that no expert here serves. */\n"
+    "DEVICE void clear_other_pairs(const moer_matmul_args &a) {\n"
+    "    const u32 threads = grid_blocks_x() * block_threads();\n"
+    "    for (u64 i = block_index_x() * block_threads() + thread_index(); i < (u64)a.num_pairs * COLUMNS; i += threads)\n"
+    "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
+    "}\n"
+    "\n"
+    "/* One array of all distinct experts, in pieces that the threads share. Together they fit L2, or there are none: so 32 bits count them. */\n"
+    "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
+    "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
+    "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * block_threads()) {\n"
+    "        const u64 at = (u64)(i % pieces) * PREFETCH_BYTES;\n"
+    "        prefetch_weights((const u8 *)data + (u64)(u32)a.distinct_experts[i / pieces] * bytes + at, bytes - at);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* The matrix that the next kernel multiplies, of as many distinct experts as wanted. */\n"
+    "DEVICE void prefetch_next(const moer_matmul_args &a) {\n"
+    "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
+    "    const u32 num_experts = num_distinct < a.next_experts \? num_distinct : a.next_experts;\n"
+    "    prefetch_array(a, a.next_data, a.next_bytes, num_experts);\n"
+    "    prefetch_array(a, a.next_scales, a.next_scale_bytes, num_experts);\n"
+    "}\n"
+    "\n",
+    NULL};
+static const char *const moer_source_18[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -5018,7 +5353,7 @@ static const char *const moer_source_17[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* epilogue.h */
+static const char *const moer_source_19[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -5062,7 +5397,7 @@ static const char *const moer_source_18[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* dispatch.h */
+static const char *const moer_source_20[] = { /* dispatch.h */
     "/*\n"
     "  dispatch.h: what dispatch.cu and dispatch_large.cu share: which rank a pair goes to, and writing the rows and slot rows of a\n"
     "  block's share of consecutive tokens once it is known how many those before it have. How that is counted belongs to the\n"
@@ -5256,7 +5591,7 @@ static const char *const moer_source_19[] = { /* dispatch.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* sort.h */
+static const char *const moer_source_21[] = { /* sort.h */
     "/*\n"
     "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted and added\n"
     "  up, and the block-aligned form. How pairs are ranked is theirs.\n"
@@ -5403,7 +5738,7 @@ static const char *const moer_source_20[] = { /* sort.h */
     "        for (u32 i = aligned_rows / block_size + thread; i < a.maps.aligned_capacity / block_size; i += threads) a.maps.block_to_expert[i] = -1;\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* route.cu */
+static const char *const moer_source_22[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -5797,7 +6132,7 @@ static const char *const moer_source_21[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* topk.cu */
+static const char *const moer_source_23[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp\n"
     "  chooses the experts of a token, eight a block; then as few warps as have lanes for all slots weigh them. Constants: those of select.h.\n"
@@ -5830,7 +6165,7 @@ static const char *const moer_source_22[] = { /* topk.cu */
     "    if (done < here) write_tokens(a, first + done, here - done, num_valid, words, done * SELECT_WORDS, SELECT_WORDS, chosen);\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* maps.cu */
+static const char *const moer_source_24[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert, in one launch of several blocks or in two.\n"
     "\n"
@@ -6059,7 +6394,7 @@ static const char *const moer_source_23[] = { /* maps.cu */
     "    sort_share(a, begin, end, num_valid, id, expert, false, starts, aligned, next, marks, warp_sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* maps_cub.cu */
+static const char *const moer_source_25[] = { /* maps_cub.cu */
     "/*\n"
     "  maps_cub.cu: the expert maps of more than 8192 pairs, as maps.cu makes them, ranked by CUB's block primitives. The one kernel family that\n"
     "  needs headers of others.\n"
@@ -6232,7 +6567,7 @@ static const char *const moer_source_24[] = { /* maps_cub.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* matmul.cu */
+static const char *const moer_source_26[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -6252,8 +6587,8 @@ static const char *const moer_source_25[] = { /* matmul.cu */
     "  activations.h; WEIGHT_ON_INPUT: the router's weight, of dtype WEIGHTS, multiplies x; BIAS (dtype, 0: none); OUT (dtype);\n"
     "  K, slots a token; X_INDEX: x is indexed by token (0), by token or pair as the arguments say (1), or by row (2);\n"
     "  OUT_ORDER: the order of a row of out, X_ORDER of its reader; OUT_INDEX: out is indexed by row (0), by pair, pairs without a row being\n"
-    "  set to 0 (1), or by pair_to_slot_row (2); WARPS, a block's, up to 8; RESIDENT_BLOCKS, how many share a multiprocessor;\n"
-    "  ROW_BLOCKS. Grid: any number of blocks.\n"
+    "  set to 0 (1), or by pair_to_slot_row (2); WARPS, a block's, up to 32; RESIDENT_BLOCKS, how many share a multiprocessor;\n"
+    "  ROW_BLOCKS; SHARED_BYTES. Grid: any number of blocks.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
@@ -6263,150 +6598,42 @@ static const char *const moer_source_25[] = { /* matmul.cu */
     "#include \"tile.h\"\n"
     "#define STREAM_COPIES (CAN_COPY(WARPS) && ROW_BLOCKS == 1)\n"
     "#include \"stream.h\"\n"
-    "#include \"output.h\"\n"
     "\n"
-    "#ifndef OUT_ORDER\n"
-    "#define OUT_ORDER PAIRS_LINEAR\n"
-    "#endif\n"
+    "#define TILE_TOKENS (8 * ROW_BLOCKS)\n"
+    "#include \"passes.h\"\n"
     "\n"
     "constexpr int X_HOW = ROW_BLOCKS > 1 \? X_LATE : can_hold(WARPS) \? X_HELD : X_LOADED;\n"
-    "#define TILE_COLUMNS (GATED \? 8 : 16)\n"
-    "#define NUM_TILES ((COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS)\n"
-    "#define TILE_TOKENS (8 * ROW_BLOCKS)\n"
-    "#define EVEN_TILES (COLUMNS % TILE_COLUMNS == 0 && ROWS_ALIKE) /* whose rows are always as far from each other */\n"
     "\n"
-    "/* The warps' sums of a tile, for the warps that finish it, in TURNS. A warp takes part in finishing one of so many tiles, for which\n"
-    "   it waits until all others have written theirs. So with TURNS + 1 slots, whoever writes to one again knows that its finishers, who\n"
-    "   have waited for a tile since, are done. The more turns, the less do warps wait, as far as shared memory goes. With many rows of x\n"
-    "   there's room for two slots only: then all wait for all. */\n"
-    "constexpr u32 PARTIAL_STRIDE = TILE_TOKENS + 1;\n"
-    "constexpr u32 PARTIAL_SIZE = WARPS * 16 * PARTIAL_STRIDE;\n"
-    "DEVICE constexpr bool has_room(u32 turns) { return (turns + 1) * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS) <= 11776; } /* 46 KB */\n"
-    "constexpr u32 TURNS = WARPS == 1 || has_room(WARPS) \? WARPS : WARPS == 2 || has_room(WARPS / 2) \? WARPS / 2 : WARPS / 4;\n"
-    "constexpr u32 FINISHERS = WARPS / TURNS;\n"
-    "constexpr u32 SLOTS = ROW_BLOCKS == 1 \? TURNS + 1 : 2;\n"
-    "static_assert(TURNS > 0 && TURNS * FINISHERS == WARPS && SLOTS < 16, \"every warp takes its turn, and every slot has a barrier\");\n"
-    "static_assert((SLOTS * PARTIAL_SIZE + stream_memory(X_HOW, WARPS, WARPS)) * 4 <= 49152, \"shared memory of a block\");\n"
+    "/* The warps' sums of a tile, for the warps that finish it. Those of a group do, and the groups take turns; a warp that isn't of the group leaves its\n"
+    "   sums and goes on. With a slot more than there are groups, whoever writes to one again knows that its finishers are done: they have waited for a tile\n"
+    "   since, or he has, for one that they had gone on to. The more groups, the less do warps wait, as far as there's memory and work for each. */\n"
+    "constexpr u32 PARTIAL_SIZE = WARPS * 16 * TILE_TOKENS, STREAM_WORDS = stream_memory(X_HOW, WARPS);\n"
+    "constexpr u32 ROOM = (SHARED_BYTES / 4 - WARPS * STREAM_WORDS) / PARTIAL_SIZE; /* slots */\n"
+    "constexpr u32 USEFUL_FINISHERS = (TILE_COLUMNS * TILE_TOKENS + 31) / 32, TURNS_WANTED = WARPS > USEFUL_FINISHERS \? WARPS / USEFUL_FINISHERS : 1;\n"
+    "static_assert(SHARED_BYTES / 4 >= WARPS * STREAM_WORDS + 2 * PARTIAL_SIZE, \"room for the streams, and two slots\");\n"
+    "DEVICE constexpr u32 least_of(u32 a, u32 b, u32 c) { return a < b \? a < c \? a : c : b < c \? b : c; }\n"
+    "constexpr u32 FINISHERS = (WARPS + least_of(ROOM - 1, TURNS_WANTED, 14) - 1) / least_of(ROOM - 1, TURNS_WANTED, 14); /* each slot has one of 15 barriers */\n"
+    "constexpr u32 TURNS = (WARPS + FINISHERS - 1) / FINISHERS, SLOTS = TURNS + 1;\n"
     "\n"
-    "/* The weight row that is row `i` (0 to 15) of a tile. Past the matrix: its last row, whose sums nobody uses. */\n"
-    "DEVICE u64 tile_row(u32 tile, u32 i) {\n",
-    "    u64 column = (u64)tile * TILE_COLUMNS + (GATED \? i & 7 : i);\n"
-    "    if (COLUMNS % TILE_COLUMNS != 0 && column >= COLUMNS) column = COLUMNS - 1;\n"
-    "    return column_row(column, i >= 8);\n"
+    "/* Where the sum of a tile's row and a token lies in a warp's part of a slot: tokens in pairs, which rows that follow each other have in different banks, for\n"
+    "   those who write and those who read. */\n"
+    "DEVICE u32 partial_place(u32 row, u32 token) {\n"
+    "    const u32 pair = token / 2 ^ (GATED \? (row >> 2 & 1) * 2 : row >> 2 & 3);\n"
+    "    return row * TILE_TOKENS + pair * 2 + token % 2;\n"
     "}\n"
-    "\n"
-    "/* The first entries of the maps, a lane each, all loaded at once: loads that wait for each other would be a good part of a step with few tokens. What\n"
-    "   lies beyond the last distinct expert isn't used. */\n"
-    "struct first_maps { u32 expert, end_row, pair; };\n"
-    "\n"
-    "DEVICE first_maps load_first_maps(const moer_matmul_args &a) {\n"
-    "    const u32 lane = lane_index();\n"
-    "    first_maps m = {0, 0, 0};\n"
-    "    if (lane < a.max_distinct) {\n"
-    "        m.expert = (u32)a.distinct_experts[lane];\n"
-    "        m.end_row = (u32)a.distinct_offsets[lane + 1];\n"
-    "    }\n"
-    "    if (X_INDEX != 2 && lane < a.num_pairs) m.pair = (u32)a.row_to_pair[lane];\n"
-    "    return m;\n"
-    "}\n"
-    "\n"
-    "/* Later ones are loaded a tile ahead, and wait for nobody. */\n"
-    "struct later_maps {};\n"
-    "DEVICE u32 expert_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_experts[d]; }\n"
-    "DEVICE u32 end_row_of(const moer_matmul_args &a, const later_maps &, u32 d) { return (u32)a.distinct_offsets[d + 1]; }\n"
-    "DEVICE u32 pair_of(const moer_matmul_args &a, const later_maps &, u32 row, u32) { return (u32)a.row_to_pair[row]; }\n"
-    "\n"
-    "/* All lanes ask for the same d; each for a row of its own, below end_row, which is the same for all. */\n"
-    "DEVICE u32 expert_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 \? warp_shuffle(m.expert, d) : (u32)a.distinct_experts[d]; }\n"
-    "DEVICE u32 end_row_of(const moer_matmul_args &a, const first_maps &m, u32 d) { return d < 32 \? warp_shuffle(m.end_row, d) : (u32)a.distinct_offsets[d + 1]; }\n"
-    "DEVICE u32 pair_of(const moer_matmul_args &a, const first_maps &m, u32 row, u32 end_row) { return end_row <= 32 \? warp_shuffle(m.pair, row) : (u32)a.row_to_pair[row]; }\n"
-    "\n"
-    "/* A pass is all tiles of an expert with up to TILE_TOKENS of its rows. Blocks share the passes' tiles evenly, else one popular expert would keep\n"
-    "   some of them for twice as long. */\n"
-    "\n"
-    "/* Passes of distinct expert 32 * chunk + lane. */\n"
-    "DEVICE u32 passes_of(const moer_matmul_args &a, const first_maps &m, u32 chunk, u32 num_distinct) {\n"
-    "    const u32 d = chunk * 32 + lane_index();\n"
-    "    u32 begin = warp_shuffle_up(m.end_row, 1), end = m.end_row;\n"
-    "    if (lane_index() == 0) begin = 0;\n"
-    "    if (chunk != 0 && d < num_distinct) {\n"
-    "        begin = (u32)a.distinct_offsets[d];\n"
-    "        end = (u32)a.distinct_offsets[d + 1];\n"
-    "    }\n"
-    "    return d < num_distinct \? (end - begin + TILE_TOKENS - 1) / TILE_TOKENS : 0;\n"
-    "}\n"
-    "\n"
-    "DEVICE u32 count_passes(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {\n"
-    "    u32 own = 0;\n"
-    "    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) own += passes_of(a, m, chunk, num_distinct);\n"
-    "    return warp_add(own);\n"
-    "}\n"
-    "\n"
-    "/* Which pass of which distinct expert is pass `wanted` of all; it exists. */\n"
-    "struct pass_place { u32 d, pass; };\n"
-    "DEVICE pass_place find_pass(const moer_matmul_args &a, const first_maps &m, u32 num_distinct, u32 wanted) {\n"
-    "    pass_place found = {0, wanted};\n"
-    "    for (u32 chunk = 0, before = 0; chunk * 32 < num_distinct; chunk++) {\n"
-    "        const u32 own = passes_of(a, m, chunk, num_distinct), sum = scan_warp(own), here = warp_ballot(before + sum > wanted);\n"
-    "        if (here) {\n"
-    "            const u32 first = popcount((here & (0u - here)) - 1);\n"
-    "            found.d = chunk * 32 + first;\n"
-    "            found.pass = wanted - before - warp_shuffle(sum - own, first);\n"
-    "            break;\n"
-    "        }\n"
-    "        before += warp_shuffle(sum, 31);\n"
-    "    }\n"
-    "    return found;\n"
-    "}\n"
-    "\n"
-    "/* A block's share of the tiles of all passes: from a tile of one pass to a tile, exclusively, of another. No share: first_pass is beyond last_pass. */\n"
-    "struct work_range { u32 first_pass, first_tile, last_pass, end_tile; };\n"
-    "\n"
-    "DEVICE work_range find_range(u32 num_passes) {\n"
-    "    const u64 total = (u64)num_passes * NUM_TILES;\n",
-    "    const u32 blocks = grid_blocks_x(), block = block_index_x();\n"
-    "    const u64 share = total >> 32 \? total / blocks : (u32)total / blocks, rest = total - share * blocks; /* a long division takes long */\n"
-    "    const u64 begin = block * share + (block < rest \? block : rest), end = begin + share + (block < rest);\n"
-    "    work_range range = {1, 0, 0, 0};\n"
-    "    if (begin == end) return range;\n"
-    "    range.first_pass = total >> 32 \? (u32)(begin / NUM_TILES) : (u32)begin / NUM_TILES;\n"
-    "    range.first_tile = (u32)(begin - (u64)range.first_pass * NUM_TILES);\n"
-    "    range.last_pass = total >> 32 \? (u32)((end - 1) / NUM_TILES) : (u32)(end - 1) / NUM_TILES;\n"
-    "    range.end_tile = (u32)(end - (u64)range.last_pass * NUM_TILES);\n"
-    "    return range;\n"
-    "}\n"
-    "\n"
-    "/* Where a block is in its range: a tile of pass `pass` of all, which is distinct expert d with its rows of x from `base` on. */\n"
+    "\n",
+    "/* A tile, its weight rows, and the rows of x. */\n"
     "struct place {\n"
-    "    u32 pass, d, tile, end_tile;\n"
-    "    u32 expert, base, end_row;\n"
+    "    tile_place at;\n"
     "    tile_rows rows;\n"
     "    stream_source source;\n"
     "    u32 x_row[ROW_BLOCKS];\n"
     "};\n"
-    "#define NO_ROW 0xffffffffu\n"
-    "\n"
-    "DEVICE bool is_inside(const work_range &range, const place &p) { return p.pass <= range.last_pass; }\n"
-    "\n"
-    "/* The rows of x that the lane's token has in each block of rows. Where there is no token: another, whose sums nobody uses, or none\n"
-    "   where multiplying costs time by the token. */\n"
-    "template <class Maps>\n"
-    "DEVICE void find_activations(const moer_matmul_args &a, const Maps &m, place &p) {\n"
-    "#pragma unroll\n"
-    "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n"
-    "        const u32 wanted = p.base + b * 8 + (lane_index() >> 2);\n"
-    "        const u32 row = wanted < p.end_row \? wanted : p.base;\n"
-    "        p.x_row[b] = x_row_of(a, X_INDEX == 2 \? row : pair_of(a, m, row, p.end_row));\n"
-    "        if (!TENSOR_CORES && wanted >= p.end_row) p.x_row[b] = NO_ROW;\n"
-    "    }\n"
-    "}\n"
-    "\n"
-    "DEVICE const u8 *activations(const moer_matmul_args &a, u32 x_row) { return x_row == NO_ROW \? 0 : (const u8 *)a.x + (u64)x_row * INNER * X_BYTES; }\n"
     "\n"
     "DEVICE void find_rows(const moer_matmul_args &a, place &p) {\n"
     "    const u32 g = lane_index() >> 2;\n"
-    "    p.rows.low = find_weight_row(a.weights, p.expert, tile_row(p.tile, g));\n"
-    "    p.rows.high = find_weight_row(UP_APART \? a.up_weights : a.weights, p.expert, tile_row(p.tile, g + 8));\n"
+    "    p.rows.low = find_weight_row(a.weights, p.at.expert, tile_row(p.at.tile, g));\n"
+    "    p.rows.high = find_weight_row(UP_APART \? a.up_weights : a.weights, p.at.expert, tile_row(p.at.tile, g + 8));\n"
     "    p.source = find_source(p.rows, FIRST_STEP(warp_index(), WARPS));\n"
     "}\n"
     "\n"
@@ -6427,145 +6654,388 @@ static const char *const moer_source_25[] = { /* matmul.cu */
     "}\n"
     "\n"
     "template <class Maps>\n"
-    "DEVICE void enter_pass(const moer_matmul_args &a, const Maps &m, place &p, const work_range &range) {\n"
-    "    p.tile = p.pass == range.first_pass \? range.first_tile : 0;\n"
-    "    p.end_tile = p.pass == range.last_pass \? range.end_tile : NUM_TILES;\n"
-    "    find_activations(a, m, p);\n"
+    "DEVICE void enter_pass(const moer_matmul_args &a, const Maps &m, place &p) {\n"
+    "#pragma unroll\n"
+    "    for (u32 b = 0; b < ROW_BLOCKS; b++) p.x_row[b] = find_x_row(a, m, p.at, b * 8 + (lane_index() >> 2));\n"
     "    find_rows(a, p);\n"
     "}\n"
     "\n"
-    "/* The distinct expert's pass `skipped`. */\n"
-    "template <class Maps>\n"
-    "DEVICE void enter_expert(const moer_matmul_args &a, const Maps &m, place &p, u32 d, u32 skipped, const work_range &range) {\n"
-    "    p.d = d;\n"
-    "    p.expert = expert_of(a, m, d);\n"
-    "    p.base = (d == 0 \? 0 : end_row_of(a, m, d - 1)) + skipped * TILE_TOKENS;\n"
-    "    p.end_row = end_row_of(a, m, d);\n"
-    "    enter_pass(a, m, p, range);\n"
+    "/* To the next tile, of the same rows of x as long as there is one; otherwise returns true. */\n"
+    "DEVICE bool advance(const moer_matmul_args &a, place &p) {\n"
+    "    const bool other_rows = next_tile(a, p.at);\n"
+    "    if (p.at.left == 0) return false;\n"
+    "    if (other_rows) enter_pass(a, later_maps{}, p);\n"
+    "    else find_next_rows(a, p);\n"
+    "    return other_rows;\n"
     "}\n"
     "\n"
-    "/* To the next tile, of the same rows of x as long as there is one; otherwise returns true. */\n",
-    "DEVICE bool advance(const moer_matmul_args &a, place &p, const work_range &range) {\n"
-    "    const later_maps m = {};\n"
-    "    if (++p.tile < p.end_tile) {\n"
-    "        find_next_rows(a, p);\n"
-    "        return false;\n"
-    "    }\n"
-    "    p.pass++;\n"
-    "    p.base += TILE_TOKENS;\n"
-    "    if (!is_inside(range, p)) return true;\n"
-    "    if (p.base >= p.end_row) enter_expert(a, m, p, p.d + 1, 0, range);\n"
-    "    else enter_pass(a, m, p, range);\n"
-    "    return true;\n"
-    "}\n"
-    "\n"
-    "/* Where element i of a row is, whose pairs lie in this order. */\n"
-    "DEVICE u32 place_in_order(int order, u32 i) {\n"
-    "    if (order == PAIRS_OF_4) return i / 4 * 4 + i % 2 * 2 + i / 2 % 2;\n"
-    "    if (order == PAIRS_OF_8) return i / 8 * 8 + i % 4 * 2 + i / 4 % 2;\n"
-    "    return i;\n"
-    "}\n"
-    "\n"
-    "/* Adds up the warps' parts of the tile's sums, and writes its outputs: as one of FINISHERS warps. */\n"
-    "template <class Partial>\n"
-    "DEVICE void finish_tile(const moer_matmul_args &a, const place &p, Partial &partial, u32 slot, u32 finisher) {\n"
-    "    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += FINISHERS * 32) {\n"
-    "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, row = p.base + token, column = p.tile * TILE_COLUMNS + c;\n"
-    "        if (row >= p.end_row || column >= COLUMNS) continue;\n"
-    "        const u32 pair = OUT_INDEX || WEIGHT_ON_INPUT \? (u32)a.row_to_pair[row] : row;\n"
-    "        const int at = OUT_INDEX == 2 \? a.pair_to_slot_row[pair] : (int)(OUT_INDEX \? pair : row);\n"
-    "        if (OUT_INDEX == 2 && at < 0) continue;\n"
+    "/* Adds up the warps' parts of the tile's sums, and writes its outputs: as one of some warps. */\n"
+    "template <class Words>\n"
+    "DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, Words &words, u32 slot, u32 finisher, u32 finishers) {\n"
+    "    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += finishers * 32) {\n"
+    "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, from = slot * PARTIAL_SIZE + partial_place(c, token);\n"
+    "        const output_place o = find_output(a, p, c, token);\n"
+    "        if (o.at < 0) continue;\n"
     "        float value = 0.0f, up = 0.0f;\n"
     "#pragma unroll\n"
     "        for (u32 w = 0; w < WARPS; w++) {\n"
-    "            value = f32_add(value, partial[slot * PARTIAL_SIZE + (w * 16 + c) * PARTIAL_STRIDE + token]);\n"
-    "            if (GATED) up = f32_add(up, partial[slot * PARTIAL_SIZE + (w * 16 + c + 8) * PARTIAL_STRIDE + token]);\n"
+    "            value = f32_add(value, f32_from_bits(words[from + w * (16 * TILE_TOKENS)]));\n"
+    "            if (GATED) up = f32_add(up, f32_from_bits(words[from + w * (16 * TILE_TOKENS) + 8 * TILE_TOKENS]));\n"
     "        }\n"
-    "        value = finish_value(a, p.expert, column, WEIGHT_ON_INPUT \? load_value(a.router_weights, pair, WEIGHTS) : 1.0f, value, up);\n"
-    "        store_value(a.out, (u64)(u32)at * COLUMNS + place_in_order(OUT_ORDER, column), OUT, value);\n"
+    "        write_output(a, o, output_bias(a, p.expert, o.column), output_up_bias(a, p.expert, o.column), value, up);\n"
     "    }\n"
+    "}\n"
+    "\n"
+    "/* A warp's places in the first slot, and whose turn it is. */\n"
+    "struct finishing {\n"
+    "    shared_place low, high;\n"
+    "    u32 slot, turn;\n"
+    "};\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE finishing start_finishing(Words &words) {\n"
+    "    const u32 g = lane_index() >> 2, t = lane_index() & 3, at = warp_index() * 16 * TILE_TOKENS;\n"
+    "    finishing f;\n"
+    "    f.low = shared_place_of(words, at + partial_place(g, t * 2));\n"
+    "    f.high = shared_place_of(words, at + partial_place(g + 8, t * 2));\n"
+    "    f.slot = f.turn = 0;\n"
+    "    return f;\n"
     "}\n"
     "\n"
     "/* The warp's sums of a tile become those of all warps; those whose turn it is finish it. */\n"
-    "template <class Partial>\n"
-    "DEVICE void hand_in(const moer_matmul_args &a, const place &p, Partial &partial, u32 count, float (&sums)[ROW_BLOCKS][4]) {\n"
-    "    const u32 warp = warp_index(), g = lane_index() >> 2, t = lane_index() & 3, slot = count % SLOTS;\n"
-    "    const bool turn = warp / FINISHERS == count % TURNS;\n"
+    "template <class Words>\n"
+    "DEVICE void hand_in(const moer_matmul_args &a, const tile_place &p, Words &words, finishing &f, float (&sums)[ROW_BLOCKS][4]) {\n"
+    "    const u32 warp = warp_index();\n"
+    "    const bool turn = TURNS == 1 || warp / FINISHERS == f.turn;\n"
     "#pragma unroll\n"
-    "    for (u32 b = 0; b < ROW_BLOCKS; b++)\n"
-    "#pragma unroll\n"
-    "        for (u32 i = 0; i < 4; i++) partial[slot * PARTIAL_SIZE + (warp * 16 + g + (i >> 1) * 8) * PARTIAL_STRIDE + b * 8 + t * 2 + (i & 1)] = sums[b][i];\n"
-    "    if (SLOTS <= TURNS) block_barrier();\n"
-    "    else if (turn) block_barrier_named(1 + slot, WARPS * 32);\n"
-    "    else block_barrier_arrive(1 + slot, WARPS * 32);\n"
-    "    if (turn) finish_tile(a, p, partial, slot, warp % FINISHERS);\n"
-    "}\n"
-    "\n"
-    "/* The pairs that no expert here serves. */\n"
-    "DEVICE void clear_other_pairs(const moer_matmul_args &a) {\n"
-    "    const u32 threads = grid_blocks_x() * WARPS * 32;\n"
-    "    for (u64 i = block_index_x() * WARPS * 32 + thread_index(); i < (u64)a.num_pairs * COLUMNS; i += threads)\n"
-    "        if (a.pair_to_row[i / COLUMNS] < 0) store_value(a.out, i, OUT, 0.0f);\n"
-    "}\n"
-    "\n"
-    "/* One array of all distinct experts, in pieces that the threads share. Together they fit L2, or there are none: so 32 bits count them. */\n"
-    "DEVICE void prefetch_array(const moer_matmul_args &a, const void *data, u64 bytes, u32 num_experts) {\n"
-    "    const u32 pieces = (u32)(bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;\n"
-    "    for (u32 i = block_index_x() + grid_blocks_x() * thread_index(); i < pieces * num_experts; i += grid_blocks_x() * WARPS * 32) {\n"
-    "        const u64 at = (u64)(i % pieces) * PREFETCH_BYTES;\n"
-    "        prefetch_weights((const u8 *)data + (u64)(u32)a.distinct_experts[i / pieces] * bytes + at, bytes - at);\n"
+    "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n",
+    "        shared_store_2_to(f.low, f.slot * PARTIAL_SIZE + b * 8, u32x2{{f32_bits(sums[b][0]), f32_bits(sums[b][1])}});\n"
+    "        shared_store_2_to(f.high, f.slot * PARTIAL_SIZE + b * 8, u32x2{{f32_bits(sums[b][2]), f32_bits(sums[b][3])}});\n"
     "    }\n"
-    "}\n"
-    "\n",
-    "/* The matrix that the next kernel multiplies, of as many distinct experts as wanted. */\n"
-    "DEVICE void prefetch_next(const moer_matmul_args &a) {\n"
-    "    const u32 num_distinct = (u32)a.distinct_count[0];\n"
-    "    const u32 num_experts = num_distinct < a.next_experts \? num_distinct : a.next_experts;\n"
-    "    prefetch_array(a, a.next_data, a.next_bytes, num_experts);\n"
-    "    prefetch_array(a, a.next_scales, a.next_scale_bytes, num_experts);\n"
+    "    if (turn) {\n"
+    "        const u32 first = TURNS == 1 \? 0 : f.turn * FINISHERS;\n"
+    "        block_barrier_named(1 + f.slot, WARPS * 32);\n"
+    "        finish_tile(a, p, words, f.slot, warp - first, WARPS % FINISHERS == 0 || first + FINISHERS <= WARPS \? FINISHERS : WARPS % FINISHERS);\n"
+    "    } else {\n"
+    "        block_barrier_arrive(1 + f.slot, WARPS * 32);\n"
+    "    }\n"
+    "    f.slot = f.slot + 1 == SLOTS \? 0 : f.slot + 1;\n"
+    "    f.turn = f.turn + 1 == TURNS \? 0 : f.turn + 1;\n"
     "}\n"
     "\n"
     "KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n"
-    "    SHARED(float, partial, SLOTS * PARTIAL_SIZE); /* [slot][warp][weight row][token] */\n"
-    "    SHARED(u32, copies, stream_memory(X_HOW, WARPS, WARPS));\n"
+    "    DYNAMIC_SHARED(words); /* slots: [warp][weight row][token], of f32; then the warps' streams */\n"
     "    const u32 warp = warp_index();\n"
-    "    wait_for_previous_kernels();\n"
-    "    let_next_kernel_start();\n"
+    "    if (!MAPS_ARE_THERE) {\n"
+    "        wait_for_previous_kernels();\n"
+    "        let_next_kernel_start();\n"
+    "    }\n"
     "    const first_maps maps = load_first_maps(a);\n"
-    "    const u32 num_distinct = (u32)a.distinct_count[0], num_passes = a.num_pairs <= TILE_TOKENS \? num_distinct : count_passes(a, maps, num_distinct);\n"
-    "    const work_range range = find_range(num_passes);\n"
+    "    place next = {};\n"
+    "    next.at = enter_range(a, maps, load_map(a.distinct_count));\n"
     "    if (OUT_INDEX == 1) clear_other_pairs(a);\n"
     "\n"
-    "    place next = {};\n"
+    "    const stream_places places = find_stream_places(words, SLOTS * PARTIAL_SIZE + warp * STREAM_WORDS);\n"
+    "    finishing f = start_finishing(words);\n"
     "    weight_stream<X_HOW, WARPS> stream;\n"
     "    held_activations<WARPS> held;\n"
     "    bool other_rows = true;\n"
-    "    u32 count = 0;\n"
-    "    next.pass = range.first_pass;\n"
-    "    if (is_inside(range, next)) {\n"
-    "        const pass_place first = num_passes == num_distinct \? pass_place{next.pass, 0} : find_pass(a, maps, num_distinct, next.pass);\n"
-    "        enter_expert(a, maps, next, first.d, first.pass, range);\n"
-    "        if (X_HOW == X_LOADED) start_activations(stream, activations(a, next.x_row[0]), warp);\n"
-    "        start_weights(stream, copies, next.source, warp);\n"
+    "    if (next.at.left) {\n"
+    "        enter_pass(a, maps, next);\n"
+    "        start_weights(stream, places, next.source, warp);\n"
     "    }\n"
+    "    if (MAPS_ARE_THERE) {\n"
+    "        wait_for_previous_kernels();\n"
+    "        let_next_kernel_start();\n"
+    "    }\n"
+    "    if (X_HOW == X_LOADED && next.at.left) start_activations(stream, activations(a, next.x_row[0]), warp);\n"
     "#pragma unroll 1\n"
-    "    while (is_inside(range, next)) {\n"
+    "    while (next.at.left) {\n"
     "        const place here = next;\n"
     "        const u8 *x[ROW_BLOCKS];\n"
     "#pragma unroll\n"
     "        for (u32 b = 0; b < ROW_BLOCKS; b++) x[b] = activations(a, here.x_row[b]);\n"
     "        if (X_HOW == X_HELD && other_rows) hold_activations(held, x[0], warp);\n"
-    "        other_rows = advance(a, next, range);\n"
+    "        other_rows = advance(a, next);\n"
     "        float sums[ROW_BLOCKS][4];\n"
-    "        multiply_tile(sums, stream, copies, held, here.source, x, warp, is_inside(range, next), next.source, activations(a, next.x_row[0]), warp);\n"
+    "        multiply_tile(sums, stream, places, held, here.source, x, warp, next.at.left != 0, next.source, activations(a, next.x_row[0]), warp);\n"
     "        scale_rows<ROW_BLOCKS>(sums, ROW_HAS_SCALE \? row_scale(here.rows.low) : 1.0f, ROW_HAS_SCALE \? row_scale(here.rows.high) : 1.0f);\n"
-    "        hand_in(a, here, partial, count++, sums);\n"
+    "        hand_in(a, here.at, words, f, sums);\n"
     "    }\n"
     "    end_stream();\n"
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* grouped.cu */
+static const char *const moer_source_27[] = { /* matmul_bulk.cu */
+    "/*\n"
+    "  matmul_bulk.cu: what matmul.cu does with up to 8 rows of x, for weights whose tiles the bulk copy engine can bring: on compute capability 9.0 and newer. Beside\n"
+    "  the warps that multiply, each its part of K, a block has one that keeps STAGES tiles under way, and one that adds up the parts of\n"
+    "  finished tiles and writes the outputs. So those that multiply wait for nothing but weights, and copy nothing.\n"
+    "\n"
+    "  A stage is a tile's weights, its scales, and then its parts' sums. The warps that multiply arrive at its barrier `done` when they have read the\n"
+    "  one and written the other: then the next tile's weights may come. Its barrier `full` says that they are there, and that the sums have been read.\n"
+    "\n"
+    "  Constants: those of matmul.cu without ROW_BLOCKS; WARPS, those that multiply: as many as the parts of K. Rows of weights are 16 bytes aligned and whole; scales of 8 rows\n"
+    "  (16, where a tile's rows follow each other) too, or there are none; COLUMNS fill tiles. Threads: (WARPS + 2) * 32; grid: any number of blocks.\n"
+    "*/\n"
+    "#include \"device.h\"\n"
+    "#include \"args.h\"\n"
+    "#include \"scan.h\"\n"
+    "#include \"scores.h\"\n"
+    "#include \"activations.h\"\n"
+    "#define SCALES_AT_ONCE\n"
+    "#include \"tile.h\"\n"
+    "#define STREAM_COPIES 0\n"
+    "#include \"stream.h\"\n"
+    "#define TILE_TOKENS 8\n"
+    "#include \"passes.h\"\n"
+    "\n"
+    "static_assert(TENSOR_CORES && !ZERO_POINTS && ROW_BYTES % 16 == 0 && EVEN_TILES, \"tiles that the bulk engine can copy\");\n"
+    "\n"
+    "/* ---- a stage ---- */\n"
+    "\n"
+    "constexpr u32 STEPS = PART_STEPS(WARPS);\n"
+    "/* Rows lie so that what the lanes of a row read at once, 64 / PIECES bytes, has banks of its own. */\n"
+    "constexpr u32 BYTES_AT_ONCE = 64 / PIECES;\n"
+    "DEVICE constexpr u32 row_stride(u32 bytes) { return bytes / BYTES_AT_ONCE % 2 == 1 && bytes % BYTES_AT_ONCE == 0 \? bytes : row_stride(bytes + 16); }\n"
+    "constexpr u32 ROW_STRIDE = row_stride(ROW_BYTES) / 4; /* words */\n"
+    "constexpr u32 SCALE_ROW_BYTES = GROUP != 0 \? NUM_GROUPS * SCALE_BYTES : 0;\n"
+    "/* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */\n"
+    "constexpr bool ROWS_FOLLOW = !UP_APART && (!GATED || INTERLEAVED);\n"
+    "constexpr u32 RUN = ROWS_FOLLOW \? 16 : 8, NEXT_UP = ROWS_FOLLOW && GATED \? 1 : 8; /* from a column's gate to its up */\n"
+    "constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END \? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTIAL_WORDS = WARPS * 128;\n"
+    "constexpr u32 STAGE_WORDS = DATA_WORDS + SCALE_WORDS + PARTIAL_WORDS;\n"
+    "constexpr u32 BARRIER_WORDS = 32, STAGES_THAT_FIT = (SHARED_BYTES / 4 - BARRIER_WORDS) / STAGE_WORDS, STAGES = STAGES_THAT_FIT < 6 \? STAGES_THAT_FIT : 6;\n"
+    "static_assert(STAGES >= 2, \"room for two stages\");\n"
+    "\n"
+    "/* Where the sum of a tile's row and a token lies in a warp's part: tokens in pairs, which rows that follow each other have in different banks, for\n"
+    "   those who write and those who read. */\n"
+    "DEVICE u32 partial_place(u32 row, u32 token) {\n"
+    "    const u32 pair = token / 2 ^ (GATED && NEXT_UP == 8 \? (row >> 2 & 1) * 2 : row >> 2 & 3);\n"
+    "    return row * 8 + pair * 2 + token % 2;\n"
+    "}\n"
+    "DEVICE u32 row_of_column(u32 c) { return NEXT_UP == 1 \? c * 2 : c; }\n"
+    "\n"
+    "/* Row i of a tile. */\n"
+    "DEVICE weight_row find_tile_row(const moer_matmul_args &a, u32 expert, u32 tile, u32 i) {\n"
+    "    const u64 row = ROWS_FOLLOW \? (u64)tile * 16 + i : column_row((u64)tile * 8 + i % 8, i >= 8);\n"
+    "    return find_weight_row(UP_APART && i >= 8 \? a.up_weights : a.weights, expert, row);\n"
+    "}\n"
+    "\n"
+    "struct stage_place {\n"
+    "    u32 index, parity;\n"
+    "};\n"
+    "DEVICE void next_stage(stage_place &s) {\n"
+    "    s.index++;\n"
+    "    if (s.index == STAGES) {\n"
+    "        s.index = 0;\n"
+    "        s.parity ^= 1;\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* ---- those that multiply ---- */\n"
+    "\n"
+    "/* A lane's places in the first stage. */\n"
+    "struct lane_places {\n"
+    "    shared_place data, scales[2], sums[2];\n"
+    "    u32 skews[2]; /* of scales, in their words */\n"
+    "};\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE lane_places find_lane_places(Words &words) {\n",
+    "    const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();\n"
+    "    lane_places p;\n"
+    "    p.data = shared_place_of(words, BARRIER_WORDS + g * ROW_STRIDE + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));\n"
+    "#pragma unroll\n"
+    "    for (u32 half = 0; half < 2; half++) {\n"
+    "        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));\n"
+    "        p.skews[half] = at % 4;\n"
+    "        p.scales[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + (SCALE_ROW_BYTES \? at / 4 : 0));\n"
+    "        p.sums[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + SCALE_WORDS + warp * 128 + partial_place(half * 8 + g, t * 2));\n"
+    "    }\n"
+    "    return p;\n"
+    "}\n"
+    "\n"
+    "/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`; nothing of what lies beyond the row. */\n"
+    "DEVICE weight_chunk fetch_chunk_of(const lane_places &places, u32 stage, u32 half, u32 index) {\n"
+    "    constexpr u32 WORDS = 4 / PIECES, SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;\n"
+    "    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = stage + half * 8 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;\n"
+    "    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);\n"
+    "    weight_chunk c = {};\n"
+    "#pragma unroll\n"
+    "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
+    "        if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;\n"
+    "        if (WORDS == 1) {\n"
+    "            c.word[piece] = shared_load_from(places.data, from + piece * 4);\n"
+    "        } else if (WORDS == 2) {\n"
+    "            const u32x2 two = shared_load_2_from(places.data, from + piece * 8);\n"
+    "            c.word[piece * 2 % 4] = two.v[0];\n"
+    "            c.word[(piece * 2 + 1) % 4] = two.v[1];\n"
+    "        } else {\n"
+    "            const u32x4 four = shared_load_4_from(places.data, from);\n"
+    "#pragma unroll\n"
+    "            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];\n"
+    "        }\n"
+    "    }\n"
+    "    if (GROUP == 0) return c;\n"
+    "    /* Words, and where scales lie across them one more. */\n"
+    "    constexpr bool WHOLE = SCALE_ROW_BYTES % 4 == 0 && SUBS * SCALE_BYTES % 4 == 0;\n"
+    "    const u32 at = WHOLE \? 0 : places.skews[half] + (u32)(scales_at(step) - scales_at(first));\n"
+    "    const u32 words = stage + (WHOLE \? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);\n"
+    "    u32 word[SCALES_TAKEN + 1];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales[half], words + i);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < SCALES_TAKEN; i++) {\n"
+    "        c.scale[i] = WHOLE \? word[i] : select_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (at % 4));\n"
+    "        if (NUM_GROUPS % SUBS != 0 && !inner) { /* the groups that the row has */\n"
+    "            const u32 left = ((u32)NUM_GROUPS - (u32)first_group(step)) * SCALE_BYTES;\n"
+    "            const u32 mask = left >= i * 4 + 4 \? 0xffffffffu : left <= i * 4 \? 0u : (1u << (left % 4 * 8)) - 1;\n"
+    "            c.scale[i] = (c.scale[i] & mask) | (SCALES_BY_SHIFT \? 0x7f7f7f7fu & ~mask : 0u);\n"
+    "        }\n"
+    "    }\n"
+    "    return c;\n"
+    "}\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, tile_place p, Words &words, const shared_place &barriers) {\n"
+    "    const lane_places places = find_lane_places(words);\n"
+    "    const u32 warp = warp_index();\n"
+    "    const u8 *const no_x[1] = {0};\n"
+    "    held_activations<WARPS> held;\n"
+    "    stage_place s = {0, 0};\n"
+    "    bool other_rows = true;\n"
+    "    u32 x_row = p.left \? find_x_row(a, maps, p, lane_index() >> 2) : 0;\n"
+    "#pragma unroll 1\n"
+    "    while (p.left) {\n"
+    "        if (other_rows) hold_activations(held, activations(a, x_row), warp);\n"
+    "        float sums[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};\n"
+    "        const u32 stage = s.index * STAGE_WORDS;\n"
+    "        shared_barrier_wait(barriers, s.index * 2, s.parity);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < STEPS; i++)\n"
+    "            if (step_exists<WARPS>(warp, i)) {\n",
+    "                weight_chunk low = fetch_chunk_of(places, stage, 0, i), high = fetch_chunk_of(places, stage, 1, i);\n"
+    "                multiply_step<1, X_HELD, holds_begin(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.begin[holds_begin(WARPS) \? i : 0]);\n"
+    "            }\n"
+    "        if (ROW_HAS_SCALE) {\n"
+    "            const u32 g = lane_index() >> 2;\n"
+    "            scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));\n"
+    "        }\n"
+    "        shared_store_2_to(places.sums[0], stage, u32x2{{f32_bits(sums[0][0]), f32_bits(sums[0][1])}});\n"
+    "        shared_store_2_to(places.sums[1], stage, u32x2{{f32_bits(sums[0][2]), f32_bits(sums[0][3])}});\n"
+    "        shared_barrier_arrive(barriers, (STAGES + s.index) * 2);\n"
+    "        next_stage(s);\n"
+    "        other_rows = next_tile(a, p);\n"
+    "        if (other_rows) x_row = find_x_row(a, later_maps{}, p, lane_index() >> 2);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* ---- the one that copies and finishes ---- */\n"
+    "\n"
+    "/* A tile's weights into a stage: row by row where rows have others' banks only with words between them. What is the same in all lanes, and known to be,\n"
+    "   is worked out beside them. */\n"
+    "template <class Words>\n"
+    "DEVICE void copy_tile(const moer_matmul_args &a, const tile_place &p, Words &words, const shared_place &barriers, u32 stage) {\n"
+    "    constexpr u32 ROWS_AT_ONCE = ROW_STRIDE * 4 == ROW_BYTES \? RUN : 1;\n"
+    "    const shared_place memory = shared_place_of(words, BARRIER_WORDS);\n"
+    "    const u32 expert = warp_shuffle(p.expert, 0), tile = warp_shuffle(p.tile, 0), s = warp_shuffle(stage, 0);\n"
+    "    shared_barrier_expect(barriers, s * 2, 16 * ((u32)ROW_BYTES + SCALE_ROW_BYTES));\n"
+    "#pragma unroll\n"
+    "    for (u32 first = 0; first < 16; first += RUN) {\n"
+    "        const weight_row run = find_tile_row(a, expert, tile, first);\n"
+    "#pragma unroll\n"
+    "        for (u32 r = 0; r < RUN; r += ROWS_AT_ONCE)\n"
+    "            copy_bulk(memory, s * STAGE_WORDS + (first + r) * ROW_STRIDE, run.data + r * ROW_BYTES, ROWS_AT_ONCE * (u32)ROW_BYTES, barriers, s * 2);\n"
+    "        if (GROUP != 0) copy_bulk(memory, s * STAGE_WORDS + DATA_WORDS + first * SCALE_ROW_BYTES / 4, run.scales, RUN * SCALE_ROW_BYTES, barriers, s * 2);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Keeps as many tiles under way as there are stages. */\n"
+    "template <class Words>\n"
+    "DEVICE void copy_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {\n"
+    "    stage_place s = {0, 1};\n"
+    "#pragma unroll 1\n"
+    "    for (u32 i = 0; p.left; i++) {\n"
+    "        if (i >= STAGES) shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);\n"
+    "        copy_tile(a, p, words, barriers, s.index);\n"
+    "        next_stage(s);\n"
+    "        next_tile(a, p);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* Adds up the parts of finished tiles, and writes their outputs. */\n"
+    "template <class Words>\n"
+    "DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {\n"
+    "    constexpr u32 LANE_OUTPUTS = TILE_COLUMNS * 8 / 32;\n"
+    "    const u32 c = lane_index() % TILE_COLUMNS, first_token = lane_index() / TILE_COLUMNS;\n"
+    "    stage_place s = {0, 0};\n"
+    "    for (u32 i = 0; i < STAGES; i++) shared_barrier_arrive(barriers, i * 2); /* nothing was there to be read */\n"
+    "#pragma unroll 1\n"
+    "    while (p.left) {\n"
+    "        const u32 column = p.tile * TILE_COLUMNS + c;\n"
+    "        const float bias = output_bias(a, p.expert, column), up_bias = output_up_bias(a, p.expert, column);\n"
+    "        output_place o[LANE_OUTPUTS];\n"
+    "        float value[LANE_OUTPUTS], up[LANE_OUTPUTS];\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < LANE_OUTPUTS; i++) o[i] = find_output(a, p, c, first_token + i * (32 / TILE_COLUMNS));\n"
+    "        const u32 stage_sums = BARRIER_WORDS + s.index * STAGE_WORDS + DATA_WORDS + SCALE_WORDS;\n"
+    "        shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < LANE_OUTPUTS; i++) {\n",
+    "            const u32 from = stage_sums + partial_place(row_of_column(c), first_token + i * (32 / TILE_COLUMNS)), up_from = stage_sums + partial_place(row_of_column(c) + NEXT_UP, first_token + i * (32 / TILE_COLUMNS));\n"
+    "            value[i] = up[i] = 0.0f;\n"
+    "            if (o[i].at < 0) continue;\n"
+    "#pragma unroll\n"
+    "            for (u32 w = 0; w < WARPS; w++) {\n"
+    "                value[i] = f32_add(value[i], f32_from_bits(words[from + w * 128]));\n"
+    "                if (GATED) up[i] = f32_add(up[i], f32_from_bits(words[up_from + w * 128]));\n"
+    "            }\n"
+    "        }\n"
+    "        shared_barrier_arrive(barriers, s.index * 2);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < LANE_OUTPUTS; i++)\n"
+    "            if (o[i].at >= 0) write_output(a, o[i], bias, up_bias, value[i], up[i]);\n"
+    "        next_stage(s);\n"
+    "        next_tile(a, p);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "KERNEL_SHARING(moe_route_matmul_bulk, (WARPS + 2) * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n"
+    "    DYNAMIC_SHARED(words); /* the barriers `full` and `done` of all stages; then the stages */\n"
+    "    const shared_place barriers = shared_place_of(words, 0);\n"
+    "    const u32 warp = warp_index();\n"
+    "    if (thread_index() == 0)\n"
+    "        for (u32 i = 0; i < STAGES; i++) {\n"
+    "            shared_barrier_start(shared_place_of(words, i * 2), 1 + 32);\n"
+    "            shared_barrier_start(shared_place_of(words, (STAGES + i) * 2), WARPS * 32);\n"
+    "        }\n"
+    "    if (SCALE_WORDS) { /* words that are read with the last row's scales */\n"
+    "        constexpr u32 REST = SCALE_WORDS - SCALES_END + (SCALE_WORDS == 0);\n"
+    "        for (u32 i = thread_index(); i < STAGES * REST; i += block_threads()) words[BARRIER_WORDS + i / REST * STAGE_WORDS + DATA_WORDS + SCALES_END + i % REST] = 0;\n"
+    "    }\n"
+    "    if (!MAPS_ARE_THERE) {\n"
+    "        wait_for_previous_kernels();\n"
+    "        let_next_kernel_start();\n"
+    "    }\n"
+    "    const first_maps maps = load_first_maps(a);\n"
+    "    const tile_place p = enter_range(a, maps, load_map(a.distinct_count));\n"
+    "    if (OUT_INDEX == 1) clear_other_pairs(a);\n"
+    "    block_barrier();\n"
+    "    if (warp == WARPS) {\n"
+    "        copy_tiles(a, p, words, barriers);\n"
+    "    } else {\n"
+    "        if (MAPS_ARE_THERE) {\n"
+    "            wait_for_previous_kernels();\n"
+    "            let_next_kernel_start();\n"
+    "        }\n"
+    "        if (warp < WARPS) multiply_tiles(a, maps, p, words, barriers);\n"
+    "        else finish_tiles(a, p, words, barriers);\n"
+    "    }\n"
+    "    prefetch_next(a);\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_28[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -6675,7 +7145,7 @@ static const char *const moer_source_26[] = { /* grouped.cu */
     "}\n"
     "\n"
     "DEVICE float finish_output(const moer_matmul_args &a, const tile_place &p, u32 column, float weight, float value, float up) {\n"
-    "    value = finish_value(a, p.expert, column, weight, value, up);\n"
+    "    value = finish_sums(a, output_bias(a, p.expert, column), output_up_bias(a, p.expert, column), weight, value, up);\n"
     "    return WEIGHT_ON_OUTPUT \? f32_mul(value, weight) : value;\n"
     "}\n"
     "\n"
@@ -6713,8 +7183,8 @@ static const char *const moer_source_26[] = { /* grouped.cu */
     "\n"
     "template <class Words>\n"
     "DEVICE void multiply(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words &words, u32 rows, u32 weights, u32 slice, u32 fragments) {\n"
-    "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, words, rows, weights, slice, fragments);\n"
-    "    else multiply_slice<false>(sums, words, rows, weights, slice, fragments);\n",
+    "    if (fragments == ROW_FRAGMENTS) multiply_slice<true>(sums, words, rows, weights, slice, fragments);\n",
+    "    else multiply_slice<false>(sums, words, rows, weights, slice, fragments);\n"
     "}\n"
     "\n"
     "DEVICE u32 next_stage(u32 stage) { return stage + 1 == STAGES \? 0 : stage + 1; }\n"
@@ -6740,7 +7210,7 @@ static const char *const moer_source_26[] = { /* grouped.cu */
     "#pragma unroll\n"
     "            for (u32 i = 0; i < 4; i++) sums[m][j][i] = 0.0f;\n"
     "\n"
-    "    const copy_target target = copy_target_of(words);\n"
+    "    const shared_place target = shared_place_of(words, 0);\n"
     "    u32 stage = 0, free_stage = STAGES - 1; /* whose slice is multiplied, and which is copied to */\n"
     "#if COPIED_WEIGHTS\n"
     "    weight_sources w;\n"
@@ -6798,7 +7268,7 @@ static const char *const moer_source_26[] = { /* grouped.cu */
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_27[] = { /* grouped_warpgroups.cu */
+static const char *const moer_source_29[] = { /* grouped_warpgroups.cu */
     "/*\n"
     "  grouped_warpgroups.cu: what grouped.cu computes, on compute capability 9.0, whose tensor cores read both operands from shared memory:\n"
     "  four warps, a warpgroup, start a product together and go on while it is done.\n"
@@ -6929,7 +7399,7 @@ static const char *const moer_source_27[] = { /* grouped_warpgroups.cu */
     "#define LAG (STAGES > 2 \? STAGES - 2 : 0)                  /* fills that are under way when the one before them is said to be full */\n"
     "\n"
     "struct producer {\n"
-    "    copy_target target;\n"
+    "    shared_place target;\n"
     "    u32 thread, place;      /* among the producers; where its chunk of the first rows is, from the first word */\n",
     "    u32 fills;              /* so far */\n"
     "    u32 x_row[ROW_PASSES];  /* rows of x, of the tile */\n"
@@ -6972,7 +7442,7 @@ static const char *const moer_source_27[] = { /* grouped_warpgroups.cu */
     "#pragma unroll\n"
     "        for (u32 i = 0; i < ROW_PASSES; i++)\n"
     "            if (i * ROWS_A_PASS + my.thread / 8 < my.rows)\n"
-    "                copy_async_16_into(my.target, at + slice * SLICE_WORDS + ROWS_AT + my.place + i * ROWS_A_PASS * 32, x + (u64)my.x_row[i] * (INNER * 2), size);\n"
+    "                copy_async_16(my.target, at + slice * SLICE_WORDS + ROWS_AT + my.place + i * ROWS_A_PASS * 32, x + (u64)my.x_row[i] * (INNER * 2), size);\n"
     "    }\n"
     "}\n"
     "\n"
@@ -6986,7 +7456,7 @@ static const char *const moer_source_27[] = { /* grouped_warpgroups.cu */
     "#pragma unroll\n"
     "    for (u32 i = 0; i < WEIGHT_PASSES; i++) {\n"
     "        const u8 *const row = WEIGHT_STRIDES \? first + tile_column(0, i * 16) * (GATED && INTERLEAVED \? 2 : 1) * ROW_BYTES : tile_weight_row(a, p, i * ROWS_A_PASS + my.thread / 8).data;\n"
-    "        copy_async_16_into(my.target, at + my.place + i * ROWS_A_PASS * 32, row + offset, size);\n"
+    "        copy_async_16(my.target, at + my.place + i * ROWS_A_PASS * 32, row + offset, size);\n"
     "    }\n"
     "}\n"
     "\n"
@@ -7074,7 +7544,7 @@ static const char *const moer_source_27[] = { /* grouped_warpgroups.cu */
     "    tile_search search = {0, 0};\n"
     "    tile_place p;\n"
     "    producer my;\n"
-    "    my.target = copy_target_of(words);\n"
+    "    my.target = shared_place_of(words, 0);\n"
     "    my.thread = thread_index() - CONSUMERS;\n"
     "    my.place = chunk_word(my.thread / 8, my.thread & 7);\n"
     "    my.fills = 0;\n"
@@ -7250,7 +7720,7 @@ static const char *const moer_source_27[] = { /* grouped_warpgroups.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_28[] = { /* down.cu */
+static const char *const moer_source_30[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -7276,8 +7746,8 @@ static const char *const moer_source_28[] = { /* down.cu */
     "#include \"vector.h\"\n"
     "#include \"epilogue.h\"\n"
     "\n"
-    "constexpr u32 PARTIAL_WORDS = K_SPLIT * MAX_PAIRS * 17, COPY_WORDS = stream_memory(X_LOADED, K_SPLIT, 16);\n"
-    "static_assert((PARTIAL_WORDS + 4 * MAX_PAIRS + 1 + COPY_WORDS) * 4 <= 49152, \"shared memory of a block\");\n"
+    "constexpr u32 PARTIAL_WORDS = K_SPLIT * MAX_PAIRS * 17;\n"
+    "static_assert((PARTIAL_WORDS + 4 * MAX_PAIRS + 1) * 4 <= 49152, \"shared memory of a block\");\n"
     "\n"
     "/* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows of h from `base` on. */\n"
     "struct place {\n"
@@ -7320,15 +7790,15 @@ static const char *const moer_source_28[] = { /* down.cu */
     "    const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();\n"
     "    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;\n"
     "    for (u32 d = thread_index(); d < num_distinct; d += block_threads()) experts[d] = (int)load_fresh_4(a.distinct_experts + d);\n"
-    "    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);\n",
-    "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);\n"
+    "    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);\n"
+    "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);\n",
     "    block_barrier();\n"
     "    place next = {};\n"
     "    weight_stream<X_LOADED, K_SPLIT> stream;\n"
-    "    SHARED(u32, copies, COPY_WORDS);\n"
+    "    const stream_places places = {};\n"
     "    const held_activations<K_SPLIT> held = {};\n"
     "    enter_item(a, experts, offsets, next, warp_index(), total);\n"
-    "    if (next.item < total) start_weights(stream, copies, next.rows, next.item % K_SPLIT);\n"
+    "    if (next.item < total) start_weights(stream, places, next.rows, next.item % K_SPLIT);\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    if (next.item < total) start_activations(stream, next.h, next.item % K_SPLIT);\n"
@@ -7340,7 +7810,7 @@ static const char *const moer_source_28[] = { /* down.cu */
     "        const u8 *h[1] = {here.h};\n"
     "        float sums[1][4];\n"
     "        advance(a, experts, offsets, next, total);\n"
-    "        multiply_tile(sums, stream, copies, held, here.rows, h, part, next.item < total, next.rows, next.h, next.item % K_SPLIT);\n"
+    "        multiply_tile(sums, stream, places, held, here.rows, h, part, next.item < total, next.rows, next.h, next.item % K_SPLIT);\n"
     "        scale_rows<1>(sums, ROW_HAS_SCALE \? row_scale(here.rows.low) : 1.0f, ROW_HAS_SCALE \? row_scale(here.rows.high) : 1.0f);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < 4; i++) {\n"
@@ -7367,6 +7837,7 @@ static const char *const moer_source_28[] = { /* down.cu */
     "                float value = partial[(u32)row * 17 + c];\n"
     "#pragma unroll\n"
     "                for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);\n"
+    "                value = scale_codes(value);\n"
     "                if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));\n"
     "                y[0] = f32_fma(pair_weight[pair], value, y[0]);\n"
     "            }\n"
@@ -7376,7 +7847,7 @@ static const char *const moer_source_28[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_29[] = { /* combine.cu */
+static const char *const moer_source_31[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -7435,7 +7906,7 @@ static const char *const moer_source_29[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_30[] = { /* expand.cu */
+static const char *const moer_source_32[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -7468,7 +7939,7 @@ static const char *const moer_source_30[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_31[] = { /* dispatch.cu */
+static const char *const moer_source_33[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
@@ -7503,7 +7974,7 @@ static const char *const moer_source_31[] = { /* dispatch.cu */
     "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_32[] = { /* dispatch_large.cu */
+static const char *const moer_source_34[] = { /* dispatch_large.cu */
     "/*\n"
     "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
     "\n"
@@ -7571,7 +8042,7 @@ static const char *const moer_source_32[] = { /* dispatch_large.cu */
     "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_33[] = { /* slots.cu */
+static const char *const moer_source_35[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -7628,25 +8099,27 @@ static const moer_source moer_sources[] = {
     {"unpacked.h", moer_source_14},
     {"grouped.h", moer_source_15},
     {"output.h", moer_source_16},
-    {"vector.h", moer_source_17},
-    {"epilogue.h", moer_source_18},
-    {"dispatch.h", moer_source_19},
-    {"sort.h", moer_source_20},
-    {"route.cu", moer_source_21},
-    {"topk.cu", moer_source_22},
-    {"maps.cu", moer_source_23},
-    {"maps_cub.cu", moer_source_24},
-    {"matmul.cu", moer_source_25},
-    {"grouped.cu", moer_source_26},
-    {"grouped_warpgroups.cu", moer_source_27},
-    {"down.cu", moer_source_28},
-    {"combine.cu", moer_source_29},
-    {"expand.cu", moer_source_30},
-    {"dispatch.cu", moer_source_31},
-    {"dispatch_large.cu", moer_source_32},
-    {"slots.cu", moer_source_33},
+    {"passes.h", moer_source_17},
+    {"vector.h", moer_source_18},
+    {"epilogue.h", moer_source_19},
+    {"dispatch.h", moer_source_20},
+    {"sort.h", moer_source_21},
+    {"route.cu", moer_source_22},
+    {"topk.cu", moer_source_23},
+    {"maps.cu", moer_source_24},
+    {"maps_cub.cu", moer_source_25},
+    {"matmul.cu", moer_source_26},
+    {"matmul_bulk.cu", moer_source_27},
+    {"grouped.cu", moer_source_28},
+    {"grouped_warpgroups.cu", moer_source_29},
+    {"down.cu", moer_source_30},
+    {"combine.cu", moer_source_31},
+    {"expand.cu", moer_source_32},
+    {"dispatch.cu", moer_source_33},
+    {"dispatch_large.cu", moer_source_34},
+    {"slots.cu", moer_source_35},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "9e132a8283e9348298c5a3b842a48712d5dfcc1cb3ced215ed5d35d608dc9226";
+static const char moer_sources_digest[] = "ba492f27779b57eb1222ae38083e2e258e41e19e69ed809bfb057e9fba188e24";
 
 /* ---- src/base.c ---- */
 /*
@@ -11048,6 +11521,7 @@ static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk
 static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", "moe_route_maps_sort"}};
 static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
+static const moer_family moer_family_matmul_bulk = {"matmul_bulk", "matmul_bulk.cu", {"moe_route_matmul_bulk", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
 static const moer_family moer_family_grouped_warpgroups = {"grouped_warpgroups", "grouped_warpgroups.cu", {"moe_route_grouped_warpgroups", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};
@@ -13673,18 +14147,49 @@ static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
     return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
 }
 
-/* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
-static uint32_t moer_matmul_blocks(uint32_t warps) { return 16 / warps; }
+/* K inputs of a warp of matmul_bulk.cu: their activations take 32 registers of a lane. Few inputs are shared by more warps. */
+static uint32_t moer_bulk_inputs(const moer_matrix *matrix) { return matrix->inner <= 1024 ? 128 : 256; }
 
-/* Warps that share the steps of a row, a power of two: as few as can hold the activations of their steps in registers (stream.h),
-   since a tile costs each of them something beside its steps; or as many as a block may have. */
-static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
+static uint32_t moer_bulk_warps(const moer_matrix *matrix) { return moer_divide_up(matrix->inner, moer_bulk_inputs(matrix)); }
+
+/* Blocks of it that share a multiprocessor, each with two warps more: as many as leave a thread the registers it needs. */
+static uint32_t moer_bulk_blocks(const moer_matrix *matrix) {
+    const uint32_t blocks = (moer_bulk_inputs(matrix) == 128 ? 26 : 20) / (moer_bulk_warps(matrix) + 2);
+    return blocks == 0 ? 1 : blocks;
+}
+
+/* Their shared memory. Three or four tiles under way are enough, and L1, which gets the rest, is what a kernel that follows loads through. */
+static uint32_t moer_bulk_shared(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const uint32_t blocks = moer_bulk_blocks(matrix), share = (moer_most_shared_bytes(layer->context->target) / 1024 + 1) / blocks - 1, enough = 134 / blocks; /* a block takes 1 KB itself */
+    return 1024 * (share < enough ? share : enough);
+}
+
+/* Whether tiles of the matrix are what matmul_bulk.cu can copy, and two fit, as far as its shape says: where it lies decides no sum. */
+static int moer_matrix_has_bulk_tiles(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const size_t row_bytes = moer_row_bytes(matrix), scale_bytes = moer_scale_row_bytes(matrix);
+    if (layer->context->target < 90 || !moer_uses_tensor_cores(layer, matrix) || !moer_is_quantized(matrix->format) || matrix->format > MOE_ROUTE_FORMAT_GGUF) return 0;
+    if (matrix->zero_points != 0 || matrix->group_rows != 1 || matrix->global > 2 || row_bytes % 16 != 0 || scale_bytes % 2 != 0 || matrix->rows % 16 != 0 || matrix->inner > 4096) return 0;
+    return 2 * (16 * (row_bytes + 128 + scale_bytes) + 256 + (size_t)moer_bulk_warps(matrix) * 512) + 128 <= moer_bulk_shared(layer, matrix);
+}
+
+static int moer_matmul_is_bulk(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix;
+    return moer_matrix_has_bulk_tiles(layer, matrix) && (matrix->data | other->data) % 16 == 0 && (matrix->scales | other->scales) % 16 == 0;
+}
+
+/* Warps that share the steps of a row, which is how a sum is cut into parts: those of matmul_bulk.cu. Otherwise a power of two: as few as can hold the
+   activations of their steps in registers (stream.h), since a tile costs each of them something beside its steps; or as many as a block may have. */
+static uint32_t moer_layer_matmul_warps(const moe_route_layer *layer, const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix), words = moer_tile_step(matrix) / 8; /* of a lane, a step */
     const uint32_t most = 48;
     uint32_t warps = 1;
+    if (moer_matrix_has_bulk_tiles(layer, matrix)) return moer_bulk_warps(matrix);
     while (warps < 8 && moer_divide_up(steps, warps) * words > most) warps *= 2;
     return warps;
 }
+
+/* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
+static uint32_t moer_matmul_blocks(uint32_t warps) { return warps > 8 ? 1 : 16 / warps; }
 
 /* The order in which tile.h multiplies pairs of a matrix's inputs: 0 is that of memory; packed.h and gguf.h say why. */
 static unsigned long moer_pair_order(const moer_matrix *matrix) {
@@ -13739,8 +14244,8 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
 
 /* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
    bf16, make nothing of it. */
-static int moer_uses_code_sums(const moer_matrix *matrix) {
-    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(matrix)) <= 2;
+static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
 }
 
 /* matmul.cu for few and for many rows an expert. */
@@ -13748,16 +14253,19 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = few ? 0 : 1; i < (many ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
+        const int bulk = i == 0 && moer_matmul_is_bulk(layer, matrix);
+        const uint32_t blocks = bulk ? moer_bulk_blocks(matrix) : moer_matmul_blocks(kind->warps);
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
-        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(matrix));
+        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(layer, matrix));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
         moer_define(defines, "WARPS", kind->warps);
-        moer_define(defines, "RESIDENT_BLOCKS", moer_matmul_blocks(kind->warps));
-        moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
-        status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
+        moer_define(defines, "RESIDENT_BLOCKS", blocks);
+        moer_define(defines, "SHARED_BYTES", bulk ? moer_bulk_shared(layer, matrix) : MOER_MATMUL_SHARED / blocks);
+        if (!bulk) moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? kind->warps <= 8 ? 4 : 2 : 1);
+        status = moer_layer_need(layer, bulk ? &moer_family_matmul_bulk : &moer_family_matmul, defines, &variants[i]);
     }
     return status;
 }
@@ -13767,7 +14275,8 @@ static int moer_copies_weights(const moer_matrix *matrix) { return matrix->forma
 
 /* The pairs up to which an expert has few rows on average. */
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer) {
-    const uint32_t few = (moer_copies_weights(&layer->gate_up) ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
+    const uint32_t rows = moer_copies_weights(&layer->gate_up) ? MOER_FEW_ROWS_PLAIN : moer_matrix_has_bulk_tiles(layer, &layer->gate_up) ? MOER_FEW_ROWS_BULK : MOER_FEW_ROWS;
+    const uint32_t few = rows * layer->router.num_local_experts;
     return few < MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS : few;
 }
 
@@ -13899,7 +14408,7 @@ static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
-    kind.warps = moer_layer_matmul_warps(&layer->gate_up);
+    kind.warps = moer_layer_matmul_warps(layer, &layer->gate_up);
     status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, many, layer->gate_up_activated);
     if (status == MOE_ROUTE_OK && runs && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k))
         status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
@@ -13966,7 +14475,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
     kind.x_index = 1;
     kind.out_index = 1;
     kind.out = layer->dtype;
-    kind.warps = moer_layer_matmul_warps(matrix);
+    kind.warps = moer_layer_matmul_warps(layer, matrix);
     return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_has_many(layer), variants);
 }
 
@@ -14107,11 +14616,16 @@ static uint32_t moer_small_pairs(const moe_route_layer *layer, uint32_t max_toke
 /* Whether down.cu's partial sums fit into shared memory. */
 static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs * 17 * 4 <= 40960; }
 
-/* The parts that the down matmul cuts K into: enough that a block has work for its warps at one token; each at least two
-   steps long, which a warp loads together; and the partial sums of all pairs fit. */
+/* The parts that the down matmul cuts K into: those of matmul_bulk.cu, where it makes up for a launch more. Otherwise enough that a block of down.cu has work for its
+   warps at one token; each at least two steps long, which a warp loads together; and the partial sums of all pairs fit. */
 static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
     if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (desc->fused_combine != MOE_ROUTE_ON && layer->down.inner > MOER_FUSED_INPUTS && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
+        layer->down_parts = moer_bulk_warps(&layer->down);
+        layer->fused_combine = 0;
+        return MOE_ROUTE_OK;
+    }
     layer->down_parts = 4;
     while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || !moer_parts_fit(layer->down_parts, pairs))) layer->down_parts /= 2;
     if (layer->fused_combine && !moer_parts_fit(layer->down_parts, layer->max_pairs_small)) {
@@ -14599,17 +15113,11 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
     return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
 }
 
-/* Blocks of matmul.cu that a multiprocessor runs at once: what the kernel was made for, or fewer where the GPU has less shared memory. */
-static uint32_t moer_matmul_resident(const moer_variant *variant, uint32_t warps) {
-    const uint32_t wanted = moer_matmul_blocks(warps), fit = (uint32_t)variant->resident_blocks[0];
-    return fit != 0 && fit < wanted ? fit : wanted;
-}
-
 /* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
 static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
     const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
-    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_resident(variant, warps);
-    moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
+    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * (uint32_t)variant->resident_blocks[0];
+    moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, (warps + (variant->family == &moer_family_matmul_bulk ? 2 : 0)) * 32);
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     launch->args.matmul.max_distinct = distinct;
     return launch;
@@ -14640,7 +15148,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
                                                const moer_routing *routing) {
     const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
     moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[moer_layer_has_many_rows(layer, num_pairs)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[moer_layer_has_many_rows(layer, num_pairs)], &layer->gate_up, distinct, moer_layer_matmul_warps(layer, &layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
@@ -14661,10 +15169,10 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     const int many = moer_layer_has_many_rows(layer, num_pairs), grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
+    if (!grouped) moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
     if (moer_layer_fuses(layer, num_pairs)) {
         moer_down_args *args;
         uint32_t warps;
-        moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
@@ -14698,7 +15206,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][moer_layer_has_many_rows(layer, num_pairs)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][moer_layer_has_many_rows(layer, num_pairs)], matrix, distinct, moer_layer_matmul_warps(layer, matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;

@@ -85,6 +85,8 @@ DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }
 DEVICE float f32_from_bits(u32 u) { return __uint_as_float(u); }
 /* (a & mask) | bits in one instruction: the compiler makes two of it where both are constants. */
 DEVICE u32 and_or(u32 a, u32 mask, u32 bits) { u32 d; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits)); return d; }
+/* (a | b) & mask in one instruction. */
+DEVICE u32 or_and(u32 a, u32 b, u32 mask) { u32 d; asm("lop3.b32 %0, %1, %2, %3, 0xa8;" : "=r"(d) : "r"(a), "r"(b), "r"(mask)); return d; }
 /* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */
 DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 
@@ -218,34 +220,78 @@ DEVICE void shared_load_matrices_from(const u32 *shared, u32 (&d)[4]) {
 /* Sets bits of element i of a SHARED u32 array, likewise. */
 #define shared_atomic_or(array, i, v) atomicOr(&(array)[i], v)
 
+/* A word of a SHARED u32 array whose address is worked out once, where the compiler would do it at each use; and words from there on,
+   whose numbers add up to a multiple of 2 or 4 where so many are taken at once. */
+struct shared_place { u32 address; };
+#define shared_place_of(array, i) shared_place_at(&(array)[i])
+DEVICE shared_place shared_place_at(const u32 *word) {
+    shared_place place;
+    asm volatile("mov.u32 %0, %1;" : "=r"(place.address) : "r"((u32)__cvta_generic_to_shared(word)));
+    return place;
+}
+DEVICE u32 shared_load_from(const shared_place &from, u32 i) {
+    u32 d;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(from.address + i * 4) : "memory");
+    return d;
+}
+DEVICE u32x2 shared_load_2_from(const shared_place &from, u32 i) {
+    u32x2 d;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(d.v[0]), "=r"(d.v[1]) : "r"(from.address + i * 4) : "memory");
+    return d;
+}
+DEVICE u32x4 shared_load_4_from(const shared_place &from, u32 i) {
+    u32x4 d;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(d.v[0]), "=r"(d.v[1]), "=r"(d.v[2]), "=r"(d.v[3]) : "r"(from.address + i * 4) : "memory");
+    return d;
+}
+DEVICE void shared_store_to(const shared_place &to, u32 i, u32 v) { asm volatile("st.shared.u32 [%0], %1;" :: "r"(to.address + i * 4), "r"(v) : "memory"); }
+DEVICE void shared_store_2_to(const shared_place &to, u32 i, u32x2 v) {
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" :: "r"(to.address + i * 4), "r"(v.v[0]), "r"(v.v[1]) : "memory");
+}
+
 /* ---- copies from global to shared memory that go on while the thread does ----
    A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread
    but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may
    touch the destination before. */
-/* 16 bytes to element i and on of a SHARED array, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both
-   ends are aligned to as many bytes. The 16 aren't kept in L1. */
-#define copy_async_16(array, i, p, size) copy_async_16_to(&(array)[i], p, size)
-#define copy_async_4(array, i, p, wanted) copy_async_4_to(&(array)[i], p, wanted)
-DEVICE void copy_async_16_to(void *shared, const void *p, u32 size) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(size) : "memory");
+/* 16 bytes to word i and on from a place, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both
+   ends are aligned to as many bytes. The 16 aren't kept in L1. Those of copy_async_line_16 belong to whole lines of 128 bytes that are wanted: L2 brings the rest. */
+DEVICE void copy_async_16(const shared_place &to, u32 i, const void *p, u32 size) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to.address + i * 4), "l"(p), "r"(size) : "memory");
 }
-DEVICE void copy_async_4_to(void *shared, const void *p, bool wanted) { /* without a branch */
+DEVICE void copy_async_line_16(const shared_place &to, u32 i, const void *p, u32 size) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to.address + i * 4), "l"(p), "r"(size) : "memory");
+}
+DEVICE void copy_async_4(const shared_place &to, u32 i, const void *p, bool wanted) { /* without a branch */
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }"
-        :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"((u32)wanted) : "memory");
-}
-/* The address of a SHARED u32 array, worked out once for many copies of 16 bytes: where they are predicated, the compiler does it for each. */
-struct copy_target { u32 address; };
-#define copy_target_of(array) copy_target_from(&(array)[0])
-DEVICE copy_target copy_target_from(const u32 *array) {
-    copy_target target;
-    asm volatile("mov.u32 %0, %1;" : "=r"(target.address) : "r"((u32)__cvta_generic_to_shared(array)));
-    return target;
-}
-DEVICE void copy_async_16_into(const copy_target &target, u32 i, const void *p, u32 size) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(target.address + i * 4), "l"(p), "r"(size) : "memory");
+        :: "r"(to.address + i * 4), "l"(p), "r"((u32)wanted) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
+/* ---- barriers in shared memory, and copies by the bulk engine: compute capability 9.0 and newer ----
+   A barrier is two words of a SHARED u32 array, at an even place. shared_barrier_start, by one thread and before a barrier of the block, says how many arrivals
+   end each of its phases; shared_barrier_wait waits for the end of the phase of this parity: 0 for the first, 1 for the second, 0 again. What those who
+   arrived did before is then there. A thread that arrives by shared_barrier_expect makes the phase wait for so many bytes, too, which copies bring:
+   whole 16 bytes from global memory, both ends aligned to 16. Then they are there for all who wait, and until then nobody touches them; what was there
+   has been read before a barrier that whoever copies has waited at. */
+#if __CUDA_ARCH__ >= 900
+DEVICE void shared_barrier_start(const shared_place &barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;" :: "r"(barrier.address), "r"(arrivals) : "memory");
+}
+DEVICE void shared_barrier_arrive(const shared_place &barrier, u32 i) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier.address + i * 4) : "memory");
+}
+DEVICE void shared_barrier_expect(const shared_place &barrier, u32 i, u32 bytes) {
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }" :: "r"(barrier.address + i * 4), "r"(bytes) : "memory");
+}
+DEVICE void shared_barrier_wait(const shared_place &barrier, u32 i, u32 parity) {
+    asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again; }" :: "r"(barrier.address + i * 4), "r"(parity) : "memory");
+}
+DEVICE void copy_bulk(const shared_place &to, u32 i, const void *p, u32 bytes, const shared_place &barrier, u32 barrier_i) {
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3]; }"
+        :: "r"(to.address + i * 4), "l"(p), "r"(bytes), "r"(barrier.address + barrier_i * 4) : "memory");
+}
+#endif
 
 /* ---- products by four warps together, a warpgroup, from shared memory: real architecture sm_90a alone ----
    c[64 x N] += a[64 x 16] * b[16 x N], products exact, sums in f32. `a` has 64 weight rows, `b` N rows of activations, each row 64 inputs

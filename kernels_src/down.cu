@@ -23,8 +23,8 @@
 #include "vector.h"
 #include "epilogue.h"
 
-constexpr u32 PARTIAL_WORDS = K_SPLIT * MAX_PAIRS * 17, COPY_WORDS = stream_memory(X_LOADED, K_SPLIT, 16);
-static_assert((PARTIAL_WORDS + 4 * MAX_PAIRS + 1 + COPY_WORDS) * 4 <= 49152, "shared memory of a block");
+constexpr u32 PARTIAL_WORDS = K_SPLIT * MAX_PAIRS * 17;
+static_assert((PARTIAL_WORDS + 4 * MAX_PAIRS + 1) * 4 <= 49152, "shared memory of a block");
 
 /* Where a warp is in its work: part `item % K_SPLIT` of distinct expert item / K_SPLIT, the expert's rows of h from `base` on. */
 struct place {
@@ -72,10 +72,10 @@ KERNEL(moe_route_down, 512, moer_down_args) {
     block_barrier();
     place next = {};
     weight_stream<X_LOADED, K_SPLIT> stream;
-    SHARED(u32, copies, COPY_WORDS);
+    const stream_places places = {};
     const held_activations<K_SPLIT> held = {};
     enter_item(a, experts, offsets, next, warp_index(), total);
-    if (next.item < total) start_weights(stream, copies, next.rows, next.item % K_SPLIT);
+    if (next.item < total) start_weights(stream, places, next.rows, next.item % K_SPLIT);
     wait_for_previous_kernels();
     let_next_kernel_start();
     if (next.item < total) start_activations(stream, next.h, next.item % K_SPLIT);
@@ -87,7 +87,7 @@ KERNEL(moe_route_down, 512, moer_down_args) {
         const u8 *h[1] = {here.h};
         float sums[1][4];
         advance(a, experts, offsets, next, total);
-        multiply_tile(sums, stream, copies, held, here.rows, h, part, next.item < total, next.rows, next.h, next.item % K_SPLIT);
+        multiply_tile(sums, stream, places, held, here.rows, h, part, next.item < total, next.rows, next.h, next.item % K_SPLIT);
         scale_rows<1>(sums, ROW_HAS_SCALE ? row_scale(here.rows.low) : 1.0f, ROW_HAS_SCALE ? row_scale(here.rows.high) : 1.0f);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -114,6 +114,7 @@ KERNEL(moe_route_down, 512, moer_down_args) {
                 float value = partial[(u32)row * 17 + c];
 #pragma unroll
                 for (u32 part = 1; part < K_SPLIT; part++) value = f32_add(value, partial[(part * MAX_PAIRS + (u32)row) * 17 + c]);
+                value = scale_codes(value);
                 if (BIAS) value = f32_add(value, load_value(a.bias, (u64)(u32)a.row_to_expert[row] * ROWS + column, BIAS));
                 y[0] = f32_fma(pair_weight[pair], value, y[0]);
             }

@@ -107,7 +107,7 @@ DEVICE void scale_columns(const moer_matmul_args &a, const tile_place &p, float 
 }
 
 DEVICE float finish_output(const moer_matmul_args &a, const tile_place &p, u32 column, float weight, float value, float up) {
-    value = finish_value(a, p.expert, column, weight, value, up);
+    value = finish_sums(a, output_bias(a, p.expert, column), output_up_bias(a, p.expert, column), weight, value, up);
     return WEIGHT_ON_OUTPUT ? f32_mul(value, weight) : value;
 }
 
@@ -172,7 +172,7 @@ KERNEL_SHARING(moe_route_grouped, GROUPED_THREADS, RESIDENT_BLOCKS, moer_matmul_
 #pragma unroll
             for (u32 i = 0; i < 4; i++) sums[m][j][i] = 0.0f;
 
-    const copy_target target = copy_target_of(words);
+    const shared_place target = shared_place_of(words, 0);
     u32 stage = 0, free_stage = STAGES - 1; /* whose slice is multiplied, and which is copied to */
 #if COPIED_WEIGHTS
     weight_sources w;

@@ -64,7 +64,7 @@ struct weight_sources { const u8 *w[WEIGHT_PASSES]; };
 
 /* Starts to copy slice `slice` to the stage at word `at`. */
 template <class Words>
-DEVICE void start_rows(Words &words, const copy_target &target, const row_sources &sources, u32 slice, u32 at) {
+DEVICE void start_rows(Words &words, const shared_place &target, const row_sources &sources, u32 slice, u32 at) {
     if (slice >= NUM_SLICES) return;
     const u32 chunk = thread_index() % SLICE_CHUNKS, k = slice * SLICE + chunk * 8;
     const u32 to = at + chunk_word(thread_index() / SLICE_CHUNKS, chunk, SLICE_CHUNKS);
@@ -75,7 +75,7 @@ DEVICE void start_rows(Words &words, const copy_target &target, const row_source
         if (i >= sources.passes) continue;
         const u8 *const p = sources.x[i] + offset;
         if (COPIED_ROWS) {
-            copy_async_16_into(target, to + i * 1024, p, inside ? 16 : 0);
+            copy_async_16(target, to + i * 1024, p, inside ? 16 : 0);
             continue;
         }
         u32x4 v = {{0, 0, 0, 0}};
@@ -86,12 +86,12 @@ DEVICE void start_rows(Words &words, const copy_target &target, const row_source
     }
 }
 
-DEVICE void start_weights(const copy_target &target, const weight_sources &sources, u32 slice, u32 at) {
+DEVICE void start_weights(const shared_place &target, const weight_sources &sources, u32 slice, u32 at) {
     if (slice >= NUM_SLICES) return;
     const u32 chunk = thread_index() % SLICE_CHUNKS, to = at + chunk_word(thread_index() / SLICE_CHUNKS, chunk, SLICE_CHUNKS);
     const bool inside = INNER % SLICE == 0 || slice * SLICE + chunk * 8 < INNER;
 #pragma unroll
-    for (u32 i = 0; i < WEIGHT_PASSES; i++) copy_async_16_into(target, to + i * 1024, sources.w[i] + (inside ? slice * (SLICE * 2) : 0), inside ? 16 : 0);
+    for (u32 i = 0; i < WEIGHT_PASSES; i++) copy_async_16(target, to + i * 1024, sources.w[i] + (inside ? slice * (SLICE * 2) : 0), inside ? 16 : 0);
 }
 
 /* ---- the product ---- */

@@ -128,7 +128,7 @@ DEVICE bool find_tile(const moer_matmul_args &a, u32 num_distinct, tile_search &
 #define LAG (STAGES > 2 ? STAGES - 2 : 0)                  /* fills that are under way when the one before them is said to be full */
 
 struct producer {
-    copy_target target;
+    shared_place target;
     u32 thread, place;      /* among the producers; where its chunk of the first rows is, from the first word */
     u32 fills;              /* so far */
     u32 x_row[ROW_PASSES];  /* rows of x, of the tile */
@@ -171,7 +171,7 @@ DEVICE void start_rows(const moer_matmul_args &a, const producer &my, u32 at, u3
 #pragma unroll
         for (u32 i = 0; i < ROW_PASSES; i++)
             if (i * ROWS_A_PASS + my.thread / 8 < my.rows)
-                copy_async_16_into(my.target, at + slice * SLICE_WORDS + ROWS_AT + my.place + i * ROWS_A_PASS * 32, x + (u64)my.x_row[i] * (INNER * 2), size);
+                copy_async_16(my.target, at + slice * SLICE_WORDS + ROWS_AT + my.place + i * ROWS_A_PASS * 32, x + (u64)my.x_row[i] * (INNER * 2), size);
     }
 }
 
@@ -185,7 +185,7 @@ DEVICE void start_weights(const moer_matmul_args &a, const producer &my, const t
 #pragma unroll
     for (u32 i = 0; i < WEIGHT_PASSES; i++) {
         const u8 *const row = WEIGHT_STRIDES ? first + tile_column(0, i * 16) * (GATED && INTERLEAVED ? 2 : 1) * ROW_BYTES : tile_weight_row(a, p, i * ROWS_A_PASS + my.thread / 8).data;
-        copy_async_16_into(my.target, at + my.place + i * ROWS_A_PASS * 32, row + offset, size);
+        copy_async_16(my.target, at + my.place + i * ROWS_A_PASS * 32, row + offset, size);
     }
 }
 
@@ -273,7 +273,7 @@ DEVICE void produce(const moer_matmul_args &a, Words &words) {
     tile_search search = {0, 0};
     tile_place p;
     producer my;
-    my.target = copy_target_of(words);
+    my.target = shared_place_of(words, 0);
     my.thread = thread_index() - CONSUMERS;
     my.place = chunk_word(my.thread / 8, my.thread & 7);
     my.fills = 0;

@@ -33,8 +33,9 @@ DEVICE float finish_sums(const moer_matmul_args &a, float bias, float up_bias, f
     return value;
 }
 
-DEVICE float finish_value(const moer_matmul_args &a, u32 expert, u32 column, float weight, float value, float up) {
-    const float bias = BIAS ? load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS) : 0.0f;
-    const float up_bias = BIAS && GATED ? load_value(UP_APART ? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;
-    return finish_sums(a, bias, up_bias, weight, value, up);
+DEVICE float output_bias(const moer_matmul_args &a, u32 expert, u32 column) {
+    return BIAS ? load_value(a.bias, (u64)expert * ROWS + column_row(column, false), BIAS) : 0.0f;
+}
+DEVICE float output_up_bias(const moer_matmul_args &a, u32 expert, u32 column) {
+    return BIAS && GATED ? load_value(UP_APART ? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;
 }

@@ -182,52 +182,64 @@ DEVICE bool has_whole_scales(u32 index) {
 /* Where 16 bytes of row g lie among its 64. Where a lane takes several pieces out again, rows differ, against bank conflicts. */
 DEVICE u32 swizzled(u32 g, u32 chunk) { return PIECES == 2 ? chunk ^ (g & 2) : PIECES == 4 ? chunk ^ (g >> 1 & 3) : chunk; }
 
-/* Copies the step that comes `steps` after the warp's first. */
-template <class Memory>
-DEVICE void copy_step(Memory &memory, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {
-    const u32 t = lane_index() & 3, g = lane_index() >> 2, to = at + g * 16 + swizzled(g, t) * 4;
+/* A lane's places in its warp's steps, of the first: to copy to, and to take its own part of the low row from. */
+struct copy_places {
+    shared_place data, scales, pieces[PIECES], own_scales;
+};
+
+template <class Words>
+DEVICE copy_places find_copy_places(Words &words, u32 at) {
+    const u32 t = lane_index() & 3, g = lane_index() >> 2;
+    copy_places p;
+    p.data = shared_place_of(words, at + g * 16 + swizzled(g, t) * 4);
+#pragma unroll
+    for (u32 piece = 0; piece < PIECES; piece++)
+        p.pieces[piece] = shared_place_of(words, at + g * 16 + (PIECES == 2 ? swizzled(g, piece * 2 + t / 2) * 4 + t % 2 * 2 : PIECES == 4 ? swizzled(g, piece) * 4 + t : t * 4));
+    p.scales = shared_place_of(words, at + (STEP_SCALE_WORDS ? 256 + t / 2 * 16 + t % 2 * 8 + g : 0));
+    p.own_scales = shared_place_of(words, at + (STEP_SCALE_WORDS ? 256 + g : 0));
+    return p;
+}
+
+/* Copies the step that comes `steps` after the warp's first, to so many words from its places. */
+DEVICE void copy_step(const copy_places &places, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {
+    const u32 t = lane_index() & 3;
     const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)first_step + steps) * 64 + t * 16 < ROW_BYTES ? 16 : 0;
-    copy_async_16(memory, to, s.low + steps * 64, size);
-    copy_async_16(memory, to + 128, s.high + steps * 64, size);
+    copy_async_line_16(places.data, at, s.low + steps * 64, size);
+    copy_async_line_16(places.data, at + 128, s.high + steps * 64, size);
     if (STEP_SCALE_WORDS == 0) return;
-    const u32 word = at + 256 + t / 2 * 16 + t % 2 * 8 + g;
     const u8 *const p = s.scales + scales_at(steps);
     const bool wanted = t / 2 < STEP_SCALE_WORDS;
-    if (whole_scales || (NUM_GROUPS % SUBS == 0 && SCALES_FILL_WORDS)) return copy_async_4(memory, word, p, wanted);
+    if (whole_scales || (NUM_GROUPS % SUBS == 0 && SCALES_FILL_WORDS)) return copy_async_4(places.scales, at, p, wanted);
     const u32 begin = (u32)scales_at((u64)first_step + steps) + t / 2 * 4, skew = (t % 2 ? s.high_scales : s.low_scales) & 3, end = NUM_GROUPS * SCALE_BYTES + skew;
-    copy_async_4(memory, word, p, wanted && begin + 4 <= end);
+    copy_async_4(places.scales, at, p, wanted && begin + 4 <= end);
     if (!wanted || begin + 4 <= end) return;
     u32 bytes = 0; /* nothing past the row */
 #pragma unroll
     for (u32 i = 0; i < 3; i++)
         if (begin + i < end) bytes |= (u32)load_1(p + i) << (8 * i);
-    memory[word] = bytes;
+    shared_store_to(places.scales, at, bytes);
 }
 
 /* A lane's part of its low (half 0) or high (half 1) row. */
-template <class Memory>
-DEVICE weight_chunk fetch_chunk(Memory &memory, u32 at, u32 half, const copy_source &s) {
-    const u32 t = lane_index() & 3, g = lane_index() >> 2, from = at + half * 128 + g * 16;
+DEVICE weight_chunk fetch_chunk(const copy_places &places, u32 at, u32 half, const copy_source &s) {
     weight_chunk c = {};
-    if (PIECES == 2) {
+    const u32 from = at + half * 128;
 #pragma unroll
-        for (u32 piece = 0; piece < 2; piece++) {
-            const auto two = shared_load_2(memory, from + swizzled(g, piece * 2 + t / 2) * 4 + t % 2 * 2);
-            c.word[piece * 2] = (u32)two.x;
-            c.word[piece * 2 + 1] = (u32)two.y;
+    for (u32 piece = 0; piece < PIECES; piece++) {
+        if (PIECES == 2) {
+            const u32x2 two = shared_load_2_from(places.pieces[piece], from);
+            c.word[piece * 2 % 4] = two.v[0];
+            c.word[(piece * 2 + 1) % 4] = two.v[1];
+        } else if (PIECES == 4) {
+            c.word[piece] = shared_load_from(places.pieces[piece], from);
+        } else {
+            const u32x4 four = shared_load_4_from(places.pieces[0], from);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];
         }
-    } else if (PIECES == 4) {
-#pragma unroll
-        for (u32 piece = 0; piece < 4; piece++) c.word[piece] = memory[from + swizzled(g, piece) * 4 + t];
-    } else {
-        const auto four = shared_load_4(memory, from + t * 4);
-        c.word[0] = (u32)four.x;
-        c.word[1] = (u32)four.y;
-        c.word[2] = (u32)four.z;
-        c.word[3] = (u32)four.w;
     }
     if (STEP_SCALE_WORDS) {
-        const u32 first = memory[at + 256 + half * 8 + g], second = STEP_SCALE_WORDS == 2 ? memory[at + 272 + half * 8 + g] : 0;
+        const u32 first = shared_load_from(places.own_scales, at + half * 8), second = STEP_SCALE_WORDS == 2 ? shared_load_from(places.own_scales, at + 16 + half * 8) : 0;
         c.scale[0] = SCALES_FILL_WORDS ? first : select_bytes(first, second, half ? s.high_scales : s.low_scales);
         if (SCALES_FILL_WORDS && STEP_SCALE_WORDS == 2) c.scale[STEP_SCALE_WORDS - 1] = second;
     }
@@ -265,6 +277,22 @@ DEVICE float sub_scale(const weight_chunk &c, u32, u32 sub) {
 }
 
 DEVICE float sub_min(const weight_chunk &, u32, u32) { return 0.0f; }
+
+#define SCALES_ARE_EXPONENTS (SUB_HAS_SCALE && SCALES == SCALES_E8M0)
+/* E8M0 is the exponent of an f32, but for 0 and 255. Whether a row's step has one of these, so that the others are had by a shift. */
+DEVICE bool has_odd_scales(const weight_chunk &c) {
+    u32 odd = 0;
+#pragma unroll
+    for (u32 i = 0; i < (SUBS * SCALE_BYTES + 3) / 4; i++) {
+        const u32 w = SUBS * SCALE_BYTES < 4 ? c.scale[i] | 0x01010101u << (SUBS * SCALE_BYTES * 8 % 32) : c.scale[i];
+        odd |= ((w - 0x01010101u) & ~w) | ((~w - 0x01010101u) & w);
+    }
+    return (odd & 0x80808080u) != 0;
+}
+DEVICE float even_scale(const weight_chunk &c, u32 sub) {
+    const u32 w = c.scale[sub / 4];
+    return f32_from_bits((sub % 4 == 3 ? w >> 1 : w << (23 - sub % 4 * 8)) & 0x7f800000u);
+}
 
 /* What every weight of a row is multiplied by, once the sum is there. */
 DEVICE float row_scale(const weight_row &row) {
@@ -326,16 +354,23 @@ DEVICE u32 fp8_pair(u32 codes) {
 #define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))
 #define CODE_SCALE (CODES_MULTIPLY ? FORMAT == FORMAT_INT4 ? 16777216.0f : 16384.0f : 1.0f)
 
-/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. */
+/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for
+   four codes at once, each in the byte where it lies. */
 DEVICE void unpack_codes(const weight_chunk &c, u32 sub, u32 (&pair)[LANE_SUB / 2]) {
 #pragma unroll
     for (u32 i = 0; i < LANE_SUB / 8; i++) {
         u32 w = c.word[sub * (LANE_SUB / 8) + i];
-        if (SIGNED) w ^= 0x88888888u;
+        if (FORMAT == FORMAT_INT4) {
+            if (SIGNED) w ^= 0x88888888u;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            if (FORMAT == FORMAT_INT4) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 ? w : w >> 8) & (j % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
-            else pair[(i * 4 + j) % (LANE_SUB / 2)] = and_or(j < 3 ? w << (9 - 4 * (j % 3)) : w >> 3, 0x0e000e00u, (w << (12 - 4 * j)) & 0x80008000u);
+            for (u32 j = 0; j < 4; j++) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 ? w : w >> 8) & (j % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+            continue;
+        }
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) { /* the lower code of each byte, then the upper one */
+            const u32 code = (j == 0 ? w << 4 : w) & 0xf0f0f0f0u, bytes = or_and(code, code >> 3, 0x8e8e8e8eu);
+            pair[(i * 4 + j) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x2404);
+            pair[(i * 4 + j + 2) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x3414);
         }
     }
 }

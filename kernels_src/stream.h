@@ -29,11 +29,11 @@ DEVICE constexpr u32 stream_most(int how, u32 parts) {
 }
 DEVICE constexpr u32 stream_rounds(int how, u32 parts) { return (PART_STEPS(parts) + stream_most(how, parts) - 1) / stream_most(how, parts); }
 DEVICE constexpr u32 stream_depth(int how, u32 parts) { return (PART_STEPS(parts) + stream_rounds(how, parts) - 1) / stream_rounds(how, parts); }
-/* Words of shared memory for the streams of a block's warps; no array is empty. */
+/* Words of shared memory for a warp's stream. */
 #if STREAM_COPIES
-DEVICE constexpr u32 stream_memory(int how, u32 parts, u32 warps) { return warps * stream_depth(how, parts) * STEP_WORDS; }
+DEVICE constexpr u32 stream_memory(int how, u32 parts) { return stream_depth(how, parts) * STEP_WORDS; }
 #else
-DEVICE constexpr u32 stream_memory(int, u32, u32) { return 4; }
+DEVICE constexpr u32 stream_memory(int, u32) { return 0; }
 #endif
 
 template <int HOW, u32 PARTS>
@@ -44,20 +44,25 @@ struct weight_stream {
 
 #if STREAM_COPIES
 typedef copy_source stream_source;
+typedef copy_places stream_places;
 DEVICE stream_source find_source(const tile_rows &rows, u32 first_step) { return find_copy_source(rows.low, rows.high, first_step); }
+template <class Words>
+DEVICE stream_places find_stream_places(Words &words, u32 at) { return find_copy_places(words, at); }
 #else
 typedef tile_rows stream_source;
+struct stream_places {};
 DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }
+template <class Words>
+DEVICE stream_places find_stream_places(Words &, u32) { return {}; }
 #endif
 
 /* Into place d of the stream: a warp's step `index` of some rows. A place is a group of copies, also where nothing is copied. */
-template <int HOW, u32 PARTS, class Memory>
-DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {
+template <int HOW, u32 PARTS>
+DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, const stream_places &places, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {
     if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {
 #if STREAM_COPIES
         static_assert(STEPS_KEEP_GROUPS(PARTS), "the scales of a warp's steps are found from the first");
-        copy_step(memory, (warp_index() * stream_depth(HOW, PARTS) + d) * STEP_WORDS, source, FIRST_STEP(part, PARTS), index * STEP_STRIDE(PARTS), is_inner_step<PARTS>(index),
-                  has_whole_scales<PARTS>(index));
+        copy_step(places, d * STEP_WORDS, source, FIRST_STEP(part, PARTS), index * STEP_STRIDE(PARTS), is_inner_step<PARTS>(index), has_whole_scales<PARTS>(index));
 #else
         stream.low[d] = load_weight_chunk(source.low, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));
         stream.high[d] = load_weight_chunk(source.high, step_of<PARTS>(part, index), is_inner_step<PARTS>(index));
@@ -74,10 +79,10 @@ DEVICE void load_step_activations(weight_stream<HOW, PARTS> &stream, u32 d, cons
 }
 
 /* A stream begins with its weights, which may be known before the activations. */
-template <int HOW, u32 PARTS, class Memory>
-DEVICE void start_weights(weight_stream<HOW, PARTS> &stream, Memory &memory, const stream_source &source, u32 part) {
+template <int HOW, u32 PARTS>
+DEVICE void start_weights(weight_stream<HOW, PARTS> &stream, const stream_places &places, const stream_source &source, u32 part) {
 #pragma unroll
-    for (u32 d = 0; d < stream_depth(HOW, PARTS); d++) load_step_weights(stream, memory, d, source, part, d, true);
+    for (u32 d = 0; d < stream_depth(HOW, PARTS); d++) load_step_weights(stream, places, d, source, part, d, true);
 }
 
 template <int HOW, u32 PARTS>
@@ -123,8 +128,8 @@ DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 par
 
 /* sums = the tile's rows times the activations of the blocks of tokens, over the warp's part of K. Meanwhile the stream goes on
    with the `next` tile, if there are `more`, and its part of K. */
-template <int HOW, int BLOCKS, u32 PARTS, class Memory>
-DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &stream, Memory &memory, const held_activations<PARTS> &held, const stream_source &source,
+template <int HOW, int BLOCKS, u32 PARTS>
+DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &stream, const stream_places &places, const held_activations<PARTS> &held, const stream_source &source,
                           const u8 *const (&x)[BLOCKS], u32 part, bool more, const stream_source &next, const u8 *next_x, u32 next_part) {
     constexpr u32 DEPTH = stream_depth(HOW, PARTS), ROUNDS = stream_rounds(HOW, PARTS), UNROLLED = HOW == X_HELD ? ROUNDS : 1;
 #pragma unroll
@@ -138,17 +143,16 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
             const u32 index = round * DEPTH + d, step = step_of<PARTS>(part, index);
             const bool exists = index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index);
             const auto go_on = [&] {
-                if (round + 1 < ROUNDS) load_step_weights(stream, memory, d, source, part, index + DEPTH, true);
-                else load_step_weights(stream, memory, d, next, next_part, d, more);
+                if (round + 1 < ROUNDS) load_step_weights(stream, places, d, source, part, index + DEPTH, true);
+                else load_step_weights(stream, places, d, next, next_part, d, more);
             };
 #if STREAM_COPIES /* taken out at once, so that its place is free again */
-            const u32 at = (warp_index() * DEPTH + d) * STEP_WORDS;
             copy_async_wait<DEPTH - 1>();
             warp_barrier();
             weight_chunk low, high;
             if (exists) {
-                low = fetch_chunk(memory, at, 0, source);
-                high = fetch_chunk(memory, at, 1, source);
+                low = fetch_chunk(places, d * STEP_WORDS, 0, source);
+                high = fetch_chunk(places, d * STEP_WORDS, 1, source);
             }
             warp_barrier();
             go_on();
@@ -168,10 +172,13 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
 #else /* f32 multiply-adds: without a stream */
 
 DEVICE constexpr bool can_hold(u32) { return false; }
-DEVICE constexpr u32 stream_memory(int, u32, u32) { return 4; }
+DEVICE constexpr u32 stream_memory(int, u32) { return 0; }
 
 typedef tile_rows stream_source;
+struct stream_places {};
 DEVICE stream_source find_source(const tile_rows &rows, u32) { return rows; }
+template <class Words>
+DEVICE stream_places find_stream_places(Words &, u32) { return {}; }
 
 template <int HOW, u32 PARTS>
 struct weight_stream {};
@@ -179,8 +186,8 @@ struct weight_stream {};
 template <u32 PARTS>
 struct held_activations {};
 
-template <int HOW, u32 PARTS, class Memory>
-DEVICE void start_weights(weight_stream<HOW, PARTS> &, Memory &, const stream_source &, u32) {}
+template <int HOW, u32 PARTS>
+DEVICE void start_weights(weight_stream<HOW, PARTS> &, const stream_places &, const stream_source &, u32) {}
 
 template <int HOW, u32 PARTS>
 DEVICE void start_activations(weight_stream<HOW, PARTS> &, const u8 *, u32) {}
@@ -190,8 +197,8 @@ DEVICE void end_stream() {}
 template <u32 PARTS>
 DEVICE void hold_activations(held_activations<PARTS> &, const u8 *, u32) {}
 
-template <int HOW, int BLOCKS, u32 PARTS, class Memory>
-DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &, Memory &, const held_activations<PARTS> &, const stream_source &source, const u8 *const (&x)[BLOCKS],
+template <int HOW, int BLOCKS, u32 PARTS>
+DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &, const stream_places &, const held_activations<PARTS> &, const stream_source &source, const u8 *const (&x)[BLOCKS],
                           u32 part, bool, const stream_source &, const u8 *, u32) {
     multiply_part<BLOCKS, PARTS>(sums, source.low, source.high, x, part);
 }

@@ -124,6 +124,12 @@ DEVICE void exchange_words(u32 &first, u32 &second) {
 #define CODES_MULTIPLY 0
 #define CODE_SCALE 1.0f
 #endif
+/* Whether all of a step's scales are had at once, by shifts: where a kernel has registers for them. */
+#if defined(SCALES_AT_ONCE) && defined(SCALES_ARE_EXPONENTS)
+#define SCALES_BY_SHIFT SCALES_ARE_EXPONENTS
+#else
+#define SCALES_BY_SHIFT 0
+#endif
 #define NUM_PAIRS (LANE_SUB / 2) /* in a sub */
 
 /* The number of a part's step `index`; it is one of the row's; it isn't the row's last, in any part. Known when compiled, where index is, for most. */
@@ -156,6 +162,9 @@ constexpr int X_LOADED = 0, X_LATE = 1, X_HELD = 2;
 struct tile_rows {
     weight_row low, high;
 };
+
+/* What a sum over codes lacks: once the parts are added up, since a power of two rounds nothing. */
+DEVICE float scale_codes(float sum) { return TENSOR_CORES && CODE_SCALE != 1.0f ? f32_mul(sum, CODE_SCALE) : sum; }
 
 #if TENSOR_CORES
 
@@ -221,10 +230,14 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
 #if CODES_MULTIPLY
 /* What a sub's sums begin with: INT4's zero point, -8 * 2^-24, times the activations. */
 DEVICE void multiply_zero_point(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {
-    u32 zero_points[NUM_PAIRS];
+    const u32 zero_points[4] = {0x80088008u, 0x80088008u, 0x80088008u, 0x80088008u};
+    matrix_product_f16(sums, zero_points, activation[0], activation[2]); /* in the pairs of multiply_codes, which then needn't move them */
+    matrix_multiply_f16(sums, zero_points, activation[1], activation[3]);
 #pragma unroll
-    for (u32 i = 0; i < NUM_PAIRS; i++) zero_points[i] = 0x80088008u;
-    multiply_pairs<true>(sums, zero_points, zero_points, activation);
+    for (u32 i = 4; i < NUM_PAIRS; i += 4) {
+        matrix_multiply_f16(sums, zero_points, activation[i], activation[i + 2]);
+        matrix_multiply_f16(sums, zero_points, activation[i + 1], activation[i + 3]);
+    }
 }
 
 /* One sub's codes, smaller than weights by CODE_SCALE: INT4's are added to what multiply_zero_point gives, others are all of the sums. */
@@ -243,6 +256,23 @@ DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
 }
 #endif
 
+#if SCALES_BY_SHIFT
+/* The scales of a step's subs. */
+DEVICE void find_scales(const weight_chunk &low, const weight_chunk &high, u32 step, float (&low_scales)[SUBS], float (&high_scales)[SUBS]) {
+#pragma unroll
+    for (u32 sub = 0; sub < SUBS; sub++) {
+        low_scales[sub] = even_scale(low, sub);
+        high_scales[sub] = even_scale(high, sub);
+    }
+    if (!warp_ballot(has_odd_scales(low) || has_odd_scales(high))) return;
+#pragma unroll
+    for (u32 sub = 0; sub < SUBS; sub++) {
+        low_scales[sub] = sub_scale(low, step, sub);
+        high_scales[sub] = sub_scale(high, step, sub);
+    }
+}
+#endif
+
 /* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; with HAS_BEGIN `begin` is what multiply_zero_point
    gives, of tokens 2t and 2t + 1. */
 template <int BLOCKS, int HOW, bool HAS_BEGIN>
@@ -250,6 +280,10 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
                           const float (&begin)[SUBS][2]) {
     arrange_weight_chunk(low);
     arrange_weight_chunk(high);
+#if SCALES_BY_SHIFT
+    float low_scales[SUBS], high_scales[SUBS];
+    find_scales(low, high, step, low_scales, high_scales);
+#endif
 #pragma unroll
     for (u32 sub = 0; sub < SUBS; sub++) {
         u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];
@@ -260,7 +294,11 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
         unpack_sub(low, step, sub, low_pairs);
         unpack_sub(high, step, sub, high_pairs);
 #endif
+#if SCALES_BY_SHIFT
+        const float low_scale = low_scales[sub], high_scale = high_scales[sub];
+#else
         const float low_scale = SUB_HAS_SCALE ? sub_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE ? sub_scale(high, step, sub) : 1.0f;
+#endif
         const float low_min = SUB_HAS_MIN ? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN ? sub_min(high, step, sub) : 0.0f;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
@@ -382,17 +420,9 @@ DEVICE void multiply_part(float (&sums)[BLOCKS][4], const weight_row &low, const
 }
 #endif
 
-/* Multiplies the sums of whole rows by what their codes lack, and by what scales all of a row. */
+/* Multiplies the sums of whole rows by what scales all of a row. */
 template <int BLOCKS>
 DEVICE void scale_rows(float (&sums)[BLOCKS][4], float low_scale, float high_scale) {
-#if TENSOR_CORES
-    if (CODE_SCALE != 1.0f) {
-#pragma unroll
-        for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) sums[b][i] = f32_mul(sums[b][i], CODE_SCALE);
-    }
-#endif
     if (!ROW_HAS_SCALE) return;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {

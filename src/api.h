@@ -456,8 +456,10 @@ typedef struct moe_route_layer_desc {
                                           both expert matrices, MATMUL with one, ROUTE with none */
     moe_route_switch dependent_launch; /* programmatic dependent launch: let a kernel start while the one before it ends.
                                           AUTO: on from SM90 on */
-    moe_route_switch fused_combine;    /* down matmul and combine in one kernel. AUTO: on while T * k is at most 512.
-                                          ON: required, which bounds max_tokens. OFF: two kernels */
+    moe_route_switch fused_combine;    /* down matmul and combine in one kernel. AUTO: on while T * k is at most 512, but for
+                                          quantized matrices of more than 640 inputs from SM90 on, where two kernels are
+                                          faster. ON: required, which bounds max_tokens. OFF: two kernels. The K inputs may be
+                                          added up in other parts with ON than otherwise */
     moe_route_dtype rows_dtype;        /* of the rows that COMBINE reads and EXPERT_ROWS writes; default the experts' dtype */
     uint32_t sums_of_max_tokens;       /* the down matmul adds up its K inputs in parts, and how many depends on max_tokens. Here
                                           layers of different max_tokens agree on one, and then on every bit. 0: max_tokens.
@@ -488,7 +490,8 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
                                                               size_t *size);
 
 /* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch in which experts have few rows: T * k
-   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16); and the same bits in every larger one. On a
+   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16; 22 times from SM90 on, where
+   moe_route_layer_explain tells matmul_bulk for gate_up); and the same bits in every larger one. On a
    GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
    dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
 typedef struct moe_route_layer_args {

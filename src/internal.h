@@ -24,10 +24,14 @@
 #define MOER_SMALL_PAIRS 512u /* up to here router and maps are one launch */
 #define MOER_SORT_PAIRS 8192u /* up to here maps of more pairs are one launch: counting all in every block costs less than another one */
 #define MOER_DISPATCH_PAIRS 2048u /* up to here dispatch is one launch: counting in every block costs less than another one */
-/* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, and of
-   others. */
+/* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, of
+   those that go through matmul_bulk.cu, and of others. */
 #define MOER_FEW_ROWS 12u
+#define MOER_FEW_ROWS_BULK 22u
 #define MOER_FEW_ROWS_PLAIN 2u
+#define MOER_MATMUL_SHARED 98304u /* bytes that the blocks of matmul.cu on a multiprocessor share, on every GPU */
+/* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu. */
+#define MOER_FUSED_INPUTS 640u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
 typedef struct moer_bytes { /* owned by whoever holds it; freed by moer_free(context, data) */
@@ -465,8 +469,7 @@ typedef struct moer_workspace {
     size_t size;
 } moer_workspace;
 
-static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix);
-static uint32_t moer_matmul_blocks(uint32_t warps);
+static uint32_t moer_layer_matmul_warps(const moe_route_layer *layer, const moer_matrix *matrix);
 static uint32_t moer_layer_max_distinct(const moe_route_layer *layer, uint32_t num_tokens);
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer);
 static int moer_layer_has_many_rows(const moe_route_layer *layer, uint32_t num_pairs);

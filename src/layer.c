@@ -329,18 +329,49 @@ static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
     return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
 }
 
-/* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
-static uint32_t moer_matmul_blocks(uint32_t warps) { return 16 / warps; }
+/* K inputs of a warp of matmul_bulk.cu: their activations take 32 registers of a lane. Few inputs are shared by more warps. */
+static uint32_t moer_bulk_inputs(const moer_matrix *matrix) { return matrix->inner <= 1024 ? 128 : 256; }
 
-/* Warps that share the steps of a row, a power of two: as few as can hold the activations of their steps in registers (stream.h),
-   since a tile costs each of them something beside its steps; or as many as a block may have. */
-static uint32_t moer_layer_matmul_warps(const moer_matrix *matrix) {
+static uint32_t moer_bulk_warps(const moer_matrix *matrix) { return moer_divide_up(matrix->inner, moer_bulk_inputs(matrix)); }
+
+/* Blocks of it that share a multiprocessor, each with two warps more: as many as leave a thread the registers it needs. */
+static uint32_t moer_bulk_blocks(const moer_matrix *matrix) {
+    const uint32_t blocks = (moer_bulk_inputs(matrix) == 128 ? 26 : 20) / (moer_bulk_warps(matrix) + 2);
+    return blocks == 0 ? 1 : blocks;
+}
+
+/* Their shared memory. Three or four tiles under way are enough, and L1, which gets the rest, is what a kernel that follows loads through. */
+static uint32_t moer_bulk_shared(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const uint32_t blocks = moer_bulk_blocks(matrix), share = (moer_most_shared_bytes(layer->context->target) / 1024 + 1) / blocks - 1, enough = 134 / blocks; /* a block takes 1 KB itself */
+    return 1024 * (share < enough ? share : enough);
+}
+
+/* Whether tiles of the matrix are what matmul_bulk.cu can copy, and two fit, as far as its shape says: where it lies decides no sum. */
+static int moer_matrix_has_bulk_tiles(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const size_t row_bytes = moer_row_bytes(matrix), scale_bytes = moer_scale_row_bytes(matrix);
+    if (layer->context->target < 90 || !moer_uses_tensor_cores(layer, matrix) || !moer_is_quantized(matrix->format) || matrix->format > MOE_ROUTE_FORMAT_GGUF) return 0;
+    if (matrix->zero_points != 0 || matrix->group_rows != 1 || matrix->global > 2 || row_bytes % 16 != 0 || scale_bytes % 2 != 0 || matrix->rows % 16 != 0 || matrix->inner > 4096) return 0;
+    return 2 * (16 * (row_bytes + 128 + scale_bytes) + 256 + (size_t)moer_bulk_warps(matrix) * 512) + 128 <= moer_bulk_shared(layer, matrix);
+}
+
+static int moer_matmul_is_bulk(const moe_route_layer *layer, const moer_matrix *matrix) {
+    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix;
+    return moer_matrix_has_bulk_tiles(layer, matrix) && (matrix->data | other->data) % 16 == 0 && (matrix->scales | other->scales) % 16 == 0;
+}
+
+/* Warps that share the steps of a row, which is how a sum is cut into parts: those of matmul_bulk.cu. Otherwise a power of two: as few as can hold the
+   activations of their steps in registers (stream.h), since a tile costs each of them something beside its steps; or as many as a block may have. */
+static uint32_t moer_layer_matmul_warps(const moe_route_layer *layer, const moer_matrix *matrix) {
     const uint32_t steps = moer_tile_steps(matrix), words = moer_tile_step(matrix) / 8; /* of a lane, a step */
     const uint32_t most = 48;
     uint32_t warps = 1;
+    if (moer_matrix_has_bulk_tiles(layer, matrix)) return moer_bulk_warps(matrix);
     while (warps < 8 && moer_divide_up(steps, warps) * words > most) warps *= 2;
     return warps;
 }
+
+/* Blocks of matmul.cu that share a multiprocessor: with 16 warps there, each has 128 registers. */
+static uint32_t moer_matmul_blocks(uint32_t warps) { return warps > 8 ? 1 : 16 / warps; }
 
 /* The order in which tile.h multiplies pairs of a matrix's inputs: 0 is that of memory; packed.h and gguf.h say why. */
 static unsigned long moer_pair_order(const moer_matrix *matrix) {
@@ -395,8 +426,8 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
 
 /* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
    bf16, make nothing of it. */
-static int moer_uses_code_sums(const moer_matrix *matrix) {
-    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(matrix)) <= 2;
+static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
 }
 
 /* matmul.cu for few and for many rows an expert. */
@@ -404,16 +435,19 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
     moe_route_status status = MOE_ROUTE_OK;
     int i;
     for (i = few ? 0 : 1; i < (many ? 2 : 1) && status == MOE_ROUTE_OK; i++) {
+        const int bulk = i == 0 && moer_matmul_is_bulk(layer, matrix);
+        const uint32_t blocks = bulk ? moer_bulk_blocks(matrix) : moer_matmul_blocks(kind->warps);
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
-        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(matrix));
+        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(layer, matrix));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
         moer_define(defines, "WARPS", kind->warps);
-        moer_define(defines, "RESIDENT_BLOCKS", moer_matmul_blocks(kind->warps));
-        moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? 4 : 1);
-        status = moer_layer_need(layer, &moer_family_matmul, defines, &variants[i]);
+        moer_define(defines, "RESIDENT_BLOCKS", blocks);
+        moer_define(defines, "SHARED_BYTES", bulk ? moer_bulk_shared(layer, matrix) : MOER_MATMUL_SHARED / blocks);
+        if (!bulk) moer_define(defines, "ROW_BLOCKS", i == 1 && moer_uses_tensor_cores(layer, matrix) ? kind->warps <= 8 ? 4 : 2 : 1);
+        status = moer_layer_need(layer, bulk ? &moer_family_matmul_bulk : &moer_family_matmul, defines, &variants[i]);
     }
     return status;
 }
@@ -423,7 +457,8 @@ static int moer_copies_weights(const moer_matrix *matrix) { return matrix->forma
 
 /* The pairs up to which an expert has few rows on average. */
 static uint32_t moer_layer_few_pairs(const moe_route_layer *layer) {
-    const uint32_t few = (moer_copies_weights(&layer->gate_up) ? MOER_FEW_ROWS_PLAIN : MOER_FEW_ROWS) * layer->router.num_local_experts;
+    const uint32_t rows = moer_copies_weights(&layer->gate_up) ? MOER_FEW_ROWS_PLAIN : moer_matrix_has_bulk_tiles(layer, &layer->gate_up) ? MOER_FEW_ROWS_BULK : MOER_FEW_ROWS;
+    const uint32_t few = rows * layer->router.num_local_experts;
     return few < MOER_SMALL_PAIRS ? MOER_SMALL_PAIRS : few;
 }
 
@@ -555,7 +590,7 @@ static moe_route_status moer_layer_need_gate_up(moe_route_layer *layer, int runs
     memset(&kind, 0, sizeof kind);
     kind.activated = 1;
     kind.out = layer->dtype;
-    kind.warps = moer_layer_matmul_warps(&layer->gate_up);
+    kind.warps = moer_layer_matmul_warps(layer, &layer->gate_up);
     status = moer_layer_need_matmul(layer, &layer->gate_up, &kind, 1, many, layer->gate_up_activated);
     if (status == MOE_ROUTE_OK && runs && moer_layer_runs_grouped(layer, layer->max_tokens * layer->router.top_k))
         status = moer_layer_need_grouped(layer, &layer->gate_up, &kind, layer->gate_up_grouped);
@@ -622,7 +657,7 @@ static moe_route_status moer_layer_need_plain_matmul(moe_route_layer *layer, con
     kind.x_index = 1;
     kind.out_index = 1;
     kind.out = layer->dtype;
-    kind.warps = moer_layer_matmul_warps(matrix);
+    kind.warps = moer_layer_matmul_warps(layer, matrix);
     return moer_layer_need_matmul(layer, matrix, &kind, 1, moer_layer_has_many(layer), variants);
 }
 
@@ -763,11 +798,16 @@ static uint32_t moer_small_pairs(const moe_route_layer *layer, uint32_t max_toke
 /* Whether down.cu's partial sums fit into shared memory. */
 static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs * 17 * 4 <= 40960; }
 
-/* The parts that the down matmul cuts K into: enough that a block has work for its warps at one token; each at least two
-   steps long, which a warp loads together; and the partial sums of all pairs fit. */
+/* The parts that the down matmul cuts K into: those of matmul_bulk.cu, where it makes up for a launch more. Otherwise enough that a block of down.cu has work for its
+   warps at one token; each at least two steps long, which a warp loads together; and the partial sums of all pairs fit. */
 static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
     if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
+    if (desc->fused_combine != MOE_ROUTE_ON && layer->down.inner > MOER_FUSED_INPUTS && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
+        layer->down_parts = moer_bulk_warps(&layer->down);
+        layer->fused_combine = 0;
+        return MOE_ROUTE_OK;
+    }
     layer->down_parts = 4;
     while (layer->down_parts > 1 && (moer_tile_steps(&layer->down) < layer->down_parts * 2 || !moer_parts_fit(layer->down_parts, pairs))) layer->down_parts /= 2;
     if (layer->fused_combine && !moer_parts_fit(layer->down_parts, layer->max_pairs_small)) {

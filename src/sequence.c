@@ -175,17 +175,11 @@ static moer_combine_args *moer_sequence_add_combine(moer_sequence *sequence, con
     return &moer_sequence_add(sequence, variant, 0, moer_divide_up(layer->hidden_size / moer_combine_vector(layer), 128), height, 128)->args.combine;
 }
 
-/* Blocks of matmul.cu that a multiprocessor runs at once: what the kernel was made for, or fewer where the GPU has less shared memory. */
-static uint32_t moer_matmul_resident(const moer_variant *variant, uint32_t warps) {
-    const uint32_t wanted = moer_matmul_blocks(warps), fit = (uint32_t)variant->resident_blocks[0];
-    return fit != 0 && fit < wanted ? fit : wanted;
-}
-
 /* matmul.cu with as many blocks as run at once, or fewer where there are fewer tiles. */
 static moer_launch *moer_sequence_add_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moer_variant *variant, const moer_matrix *matrix, uint32_t distinct, uint32_t warps) {
     const uint32_t matrices = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? 2 : 1; /* gate and up */
-    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * moer_matmul_resident(variant, warps);
-    moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, warps * 32);
+    const uint32_t tiles = moer_divide_up(matrix->rows * matrices, 16) * distinct, at_once = layer->context->num_multiprocessors * (uint32_t)variant->resident_blocks[0];
+    moer_launch *launch = moer_sequence_add(sequence, variant, 0, at_once != 0 && at_once < tiles ? at_once : tiles, 1, (warps + (variant->family == &moer_family_matmul_bulk ? 2 : 0)) * 32);
     launch->weight_bytes = moer_matrix_bytes(matrix) * matrices * distinct;
     launch->args.matmul.max_distinct = distinct;
     return launch;
@@ -216,7 +210,7 @@ static moer_matmul_args *moer_sequence_gate_up(moer_sequence *sequence, const mo
                                                const moer_routing *routing) {
     const uint32_t num_tokens = num_pairs / layer->router.top_k, distinct = moer_layer_max_distinct(layer, num_tokens);
     moer_launch *launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->gate_up_grouped, &layer->gate_up, num_tokens)
-                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[moer_layer_has_many_rows(layer, num_pairs)], &layer->gate_up, distinct, moer_layer_matmul_warps(&layer->gate_up));
+                                  : moer_sequence_add_matmul(sequence, layer, layer->gate_up_activated[moer_layer_has_many_rows(layer, num_pairs)], &layer->gate_up, distinct, moer_layer_matmul_warps(layer, &layer->gate_up));
     moer_matmul_args *gate_up = &launch->args.matmul;
     moer_matmul_args_matrix(gate_up, &layer->gate_up, &routing->maps);
     moer_weights_args_of(&gate_up->up_weights, &layer->up);
@@ -237,10 +231,10 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
     const int many = moer_layer_has_many_rows(layer, num_pairs), grouped = moer_layer_runs_grouped(layer, num_pairs);
     moer_matmul_args *gate_up = moer_sequence_gate_up(sequence, layer, from->x, from->workspace + w->h, num_pairs, grouped, routing), *down;
     moer_launch *launch;
+    if (!grouped) moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
     if (moer_layer_fuses(layer, num_pairs)) {
         moer_down_args *args;
         uint32_t warps;
-        moer_prefetch_down(gate_up, &layer->down, layer->context->l2_bytes);
         warps = distinct * layer->down_parts;
         warps = warps < 4 ? 4 : warps > 16 ? 16 : warps;
         launch = moer_sequence_add(sequence, layer->down_fused, 0, moer_divide_up(layer->hidden_size, 16), 1, warps * 32);
@@ -274,7 +268,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
 static void moer_sequence_matmul(moer_sequence *sequence, const moe_route_layer *layer, const moe_route_matmul_args *from, const moer_routing *routing) {
     const moer_matrix *matrix = from->matrix == MOE_ROUTE_MATRIX_GATE_UP ? &layer->gate_up : &layer->down;
     const uint32_t num_pairs = from->num_tokens * layer->router.top_k, distinct = moer_layer_max_distinct(layer, from->num_tokens);
-    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][moer_layer_has_many_rows(layer, num_pairs)], matrix, distinct, moer_layer_matmul_warps(matrix))->args.matmul;
+    moer_matmul_args *args = &moer_sequence_add_matmul(sequence, layer, layer->matmul[from->matrix][moer_layer_has_many_rows(layer, num_pairs)], matrix, distinct, moer_layer_matmul_warps(layer, matrix))->args.matmul;
     moer_matmul_args_matrix(args, matrix, &routing->maps);
     args->pair_to_row = routing->maps.pair_to_row;
     args->x = from->x;

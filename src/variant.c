@@ -10,6 +10,7 @@ static const moer_family moer_family_topk = {"topk", "topk.cu", {"moe_route_topk
 static const moer_family moer_family_maps = {"maps", "maps.cu", {"moe_route_maps_count", "moe_route_maps_scatter", "moe_route_maps_sort"}};
 static const moer_family moer_family_maps_cub = {"maps_cub", "maps_cub.cu", {"moe_route_maps_cub_count", "moe_route_maps_cub_scatter", NULL}};
 static const moer_family moer_family_matmul = {"matmul", "matmul.cu", {"moe_route_matmul", NULL, NULL}};
+static const moer_family moer_family_matmul_bulk = {"matmul_bulk", "matmul_bulk.cu", {"moe_route_matmul_bulk", NULL, NULL}};
 static const moer_family moer_family_grouped = {"grouped", "grouped.cu", {"moe_route_grouped", NULL, NULL}};
 static const moer_family moer_family_grouped_warpgroups = {"grouped_warpgroups", "grouped_warpgroups.cu", {"moe_route_grouped_warpgroups", NULL, NULL}};
 static const moer_family moer_family_down = {"down", "down.cu", {"moe_route_down", NULL, NULL}};

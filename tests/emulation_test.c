@@ -392,9 +392,9 @@ static const char *test_atomics(void) {
 }
 
 /* Tiles of 256 words, of which the next one is on its way while one is read. */
-static const char *test_async_copies(void) {
+static const char *test_async_copies(const char *name) {
     enum { TILES = 5 };
-    void *function = sample("async");
+    void *function = sample(name);
     uint32_t in[TILES * 256], out[64];
     struct {
         address in, out;
@@ -724,7 +724,8 @@ int main(void) {
     report("emulation_shared", test_shared());
     report("emulation_named_barriers", test_named_barriers());
     report("emulation_atomics", test_atomics());
-    report("emulation_async_copies", test_async_copies());
+    report("emulation_async_copies", test_async_copies("async"));
+    report("emulation_bulk_copies", test_async_copies("bulk"));
     report("emulation_memory", test_memory());
     report("emulation_launches", test_launches());
     report("emulation_graphs", test_graphs());

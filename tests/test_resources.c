@@ -96,9 +96,11 @@ static void check_shape(moe_route_context *context, uint32_t target, const resou
         const char *tile = strstr(variant->defines, "TILE_ROWS=");
         if (shape->max_tokens && !shape->operations && !tile) continue;
         snprintf(kernel, sizeof kernel, "%s", variant->family->name);
+        if (!tile && strncmp(variant->family->name, "matmul", 6) == 0) snprintf(kernel, sizeof kernel, "%s-%s", variant->family->name, strstr(variant->defines, "GATED=1") ? "gate_up" : "down");
         if (tile) snprintf(kernel, sizeof kernel, "%s-%d-%s", variant->family->name, atoi(tile + 10), strstr(variant->defines, "GATED=1") ? "gate_up" : "down");
         if (!CHECK(moer_nvrtc_compile(context, variant->family->file, variant->defines, &code) == MOE_ROUTE_OK, "sm_%u %s %s doesn't compile again", (unsigned)target, shape->name, kernel)) continue;
         if (CHECK(read_resources((const unsigned char *)code.data, code.size, &got), "sm_%u %s %s: its cubin isn't understood", (unsigned)target, shape->name, kernel)) {
+            got.shared_bytes += variant->dynamic_shared_bytes;
             /* A few loop-invariant words cost a kernel of large batches nothing. */
             CHECK(got.local_bytes <= (tile ? 64u : 0u), "sm_%u %s %s uses %u bytes of local memory a thread", (unsigned)target, shape->name, kernel, (unsigned)got.local_bytes);
             if (out) {

@@ -82,6 +82,7 @@ EMULATION_INLINE u32 warp_add(u32 v, EMULATION_PLACE) {
 
 /* ---- bits ---- */
 EMULATION_INLINE u32 and_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
+EMULATION_INLINE u32 or_and(u32 a, u32 b, u32 mask) { return (a | b) & mask; }
 EMULATION_INLINE u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
 EMULATION_INLINE u32 f32_bits(float f) { return emulation_bits(f); }
 EMULATION_INLINE float f32_from_bits(u32 u) { return emulation_float(u); }
@@ -388,12 +389,42 @@ struct emulation_shared {
 #define shared_atomic_add(array, i, value) ((array)[i].add_atomically(value))
 #define shared_atomic_or(array, i, value) ((array)[i].or_atomically(value))
 
+/* An array, and where in it. */
+struct shared_place {
+    emulation_shared<u32> array;
+    u32 index;
+};
+#define shared_place_of(array, i) (shared_place{(array), (u32)(i)})
+EMULATION_INLINE u32 shared_load_from(const shared_place &from, u32 i, EMULATION_PLACE) { return from.array[emulation_index(from.index + i, file, line)]; }
+EMULATION_INLINE u32x2 shared_load_2_from(const shared_place &from, u32 i, EMULATION_PLACE) {
+    const emulation_int2 d = from.array.two(emulation_index(from.index + i, file, line));
+    return {{(u32)d.x, (u32)d.y}};
+}
+EMULATION_INLINE u32x4 shared_load_4_from(const shared_place &from, u32 i, EMULATION_PLACE) {
+    const emulation_int4 d = from.array.four(emulation_index(from.index + i, file, line));
+    return {{(u32)d.x, (u32)d.y, (u32)d.z, (u32)d.w}};
+}
+EMULATION_INLINE void shared_store_to(const shared_place &to, u32 i, u32 v, EMULATION_PLACE) { to.array[emulation_index(to.index + i, file, line)] = v; }
+EMULATION_INLINE void shared_store_2_to(const shared_place &to, u32 i, u32x2 v, EMULATION_PLACE) { to.array.store<2>(emulation_index(to.index + i, file, line), v); }
+
 /* ---- copies from global to shared memory that go on while the thread does ---- */
-#define copy_async_16(array, i, p, size) ((array).copy_async(16, i, p, size))
-#define copy_async_4(array, i, p, wanted) ((wanted) ? (array).copy_async(4, i, p, 4) : (void)0)
-typedef emulation_shared<u32> copy_target;
-#define copy_target_of(array) (array)
-#define copy_async_16_into(target, i, p, size) ((target).copy_async(16, i, p, size))
+EMULATION_INLINE void copy_async_16(const shared_place &to, u32 i, const void *p, u32 size, EMULATION_PLACE) { to.array.copy_async(16, emulation_index(to.index + i, file, line), p, size); }
+EMULATION_INLINE void copy_async_line_16(const shared_place &to, u32 i, const void *p, u32 size, EMULATION_PLACE) { to.array.copy_async(16, emulation_index(to.index + i, file, line), p, size); }
+EMULATION_INLINE void copy_async_4(const shared_place &to, u32 i, const void *p, bool wanted, EMULATION_PLACE) {
+    if (wanted) to.array.copy_async(4, emulation_index(to.index + i, file, line), p, 4);
+}
+/* ---- barriers in shared memory, and copies by the bulk engine ---- */
+EMULATION_INLINE void shared_barrier_start(const shared_place &barrier, u32 arrivals, EMULATION_PLACE) { emulation->shared_barrier_start(barrier.array.array, barrier.index, arrivals, file, line); }
+EMULATION_INLINE void shared_barrier_arrive(const shared_place &barrier, u32 i, EMULATION_PLACE) { emulation->shared_barrier_arrive(barrier.array.array, barrier.index + i, 0, file, line); }
+EMULATION_INLINE void shared_barrier_wait(const shared_place &barrier, u32 i, u32 parity, EMULATION_PLACE) { emulation->shared_barrier_wait(barrier.array.array, barrier.index + i, parity, file, line); }
+EMULATION_INLINE void shared_barrier_expect(const shared_place &barrier, u32 i, u32 bytes, EMULATION_PLACE) {
+    warp_barrier(file, line);
+    if (lane_index() == 0) emulation->shared_barrier_arrive(barrier.array.array, barrier.index + i, bytes, file, line);
+}
+EMULATION_INLINE void copy_bulk(const shared_place &to, u32 i, const void *p, u32 bytes, const shared_place &barrier, u32 barrier_i, EMULATION_PLACE) {
+    if (lane_index() == 0) emulation->copy_bulk(to.array.array, to.array.data, to.index + i, p, bytes, barrier.array.array, barrier.index + barrier_i, file, line);
+}
+
 EMULATION_INLINE void copy_async_commit() { emulation->copy_async_commit(); }
 template <int N>
 EMULATION_INLINE void copy_async_wait() {

@@ -24,6 +24,7 @@
 #define MAX_SHARED_BYTES 49152u
 #define SEVERAL 32 /* in place of a lane */
 #define NUM_NAMED_BARRIERS 16u
+#define MAX_SHARED_BARRIERS 64
 
 /* Present when the process runs under AddressSanitizer. */
 void __sanitizer_start_switch_fiber(void **fake_stack, const void *bottom, size_t size) __attribute__((weak));
@@ -70,7 +71,7 @@ static void context_switch(context *save, context *load) { swapcontext(save, loa
 #endif
 
 /* ---- state ---- */
-enum { RUNNABLE, AT_COLLECTIVE, AT_BARRIER, AT_NAMED_BARRIER, AT_WAIT, ENDED };
+enum { RUNNABLE, AT_COLLECTIVE, AT_BARRIER, AT_NAMED_BARRIER, AT_SHARED_BARRIER, AT_WAIT, ENDED };
 
 typedef struct copy { /* an asynchronous one that hasn't been waited for */
     emulation_array *array;
@@ -114,6 +115,27 @@ typedef struct named_barrier {
     int line;
 } named_barrier;
 
+typedef struct bulk_copy { /* one that hasn't landed */
+    struct bulk_copy *next;
+    emulation_array *array;
+    char *to;
+    long long index;
+    unsigned size;
+    char bytes[];
+} bulk_copy;
+
+typedef struct shared_barrier {
+    emulation_array *array; /* where it is */
+    long long index;
+    unsigned arrivals, left; /* of a phase, and those that this one still waits for */
+    unsigned phase;          /* how many have ended */
+    long long bytes;         /* that were announced for this phase and haven't been copied */
+    bulk_copy *copies, *landed; /* of this phase; of those that have ended, until somebody has waited */
+    unsigned joint[MAX_WARPS], known[MAX_WARPS]; /* what those who arrived did, or knew of: in this phase, and up to its begin */
+    const char *file;        /* of the latest arrival or copy */
+    int line;
+} shared_barrier;
+
 static emulation_machine machine;
 
 static struct {
@@ -121,6 +143,8 @@ static struct {
     thread threads[MAX_THREADS];
     warp warps[MAX_WARPS];
     named_barrier named[NUM_NAMED_BARRIERS];
+    shared_barrier shared[MAX_SHARED_BARRIERS];
+    unsigned num_shared;
     thread *current;
     context outside;              /* the host's own stack */
     const void *outside_bottom;
@@ -260,6 +284,7 @@ static const char *where(const thread *t) {
     switch (t->state) {
     case AT_BARRIER: return "block_barrier";
     case AT_NAMED_BARRIER: return "block_barrier_named";
+    case AT_SHARED_BARRIER: return "shared_barrier_wait";
     case AT_WAIT: return "wait_for_previous_kernels";
     default: return operation_name(t->operation);
     }
@@ -711,6 +736,130 @@ static void copy_async_wait(int groups) {
 }
 
 /* ---- blocks and launches ---- */
+/* ---- barriers in shared memory, and copies that arrive at them ---- */
+static shared_barrier *find_shared_barrier(const char *name, emulation_array *array, long long index, const char *file, int line) {
+    preempt();
+    check_bounds(array, index, 2, file, line);
+    for (unsigned i = 0; i < m.num_shared; i++)
+        if (m.shared[i].array == array && m.shared[i].index == index) {
+            check_element(array, index, EMULATION_ATOMIC, file, line);
+            return &m.shared[i];
+        }
+    fail("%s at %s:%d: no barrier was started at %s[%lld]", name, file, line, array->name, index);
+}
+
+static void shared_barrier_start(emulation_array *array, long long index, unsigned arrivals, const char *file, int line) {
+    shared_barrier *b = &m.shared[m.num_shared];
+    shared_vector(array, index, 2, EMULATION_WRITE, file, line);
+    if (!arrivals) fail("shared_barrier_start at %s:%d for no arrivals", file, line);
+    if (m.num_shared++ == MAX_SHARED_BARRIERS) fail("shared_barrier_start at %s:%d: more than %d barriers", file, line, MAX_SHARED_BARRIERS);
+    memset(b, 0, sizeof *b);
+    b->array = array;
+    b->index = index;
+    b->arrivals = b->left = arrivals;
+}
+
+/* A phase's end is seen: what was copied is there, and what those who arrived did comes before whatever the warp does from now on. */
+static void see_phase(unsigned warp_index, shared_barrier *b) {
+    for (bulk_copy *c = b->landed, *next; c; c = next) {
+        next = c->next;
+        memcpy(c->to, c->bytes, c->size);
+        for (unsigned i = 0; i < c->size / c->array->element_size; i++) c->array->elements[c->index + i].in_flight = 0;
+        free(c);
+    }
+    b->landed = NULL;
+    for (unsigned i = 0; i < m.num_warps; i++)
+        if (b->known[i] > m.warps[warp_index].known[i]) m.warps[warp_index].known[i] = b->known[i];
+}
+
+/* Where all have arrived and all bytes are there, the phase ends. */
+static void end_phase(shared_barrier *b) {
+    if (b->left || b->bytes) return;
+    while (b->copies) {
+        bulk_copy *c = b->copies;
+        b->copies = c->next;
+        c->next = b->landed;
+        b->landed = c;
+    }
+    b->left = b->arrivals;
+    memcpy(b->known, b->joint, sizeof b->known);
+    b->phase++;
+    for (unsigned i = 0; i < machine.block_threads; i++) {
+        thread *t = &m.threads[i];
+        if (t->state != AT_SHARED_BARRIER || t->value != (unsigned)(b - m.shared) || t->argument == (b->phase & 1)) continue;
+        see_phase(i / 32, b);
+        make_runnable(t);
+    }
+}
+
+static void shared_barrier_arrive(emulation_array *array, long long index, unsigned bytes, const char *file, int line) {
+    shared_barrier *b = find_shared_barrier("shared_barrier_arrive", array, index, file, line);
+    tell(index_of(m.current) / 32, &b->joint);
+    b->file = file;
+    b->line = line;
+    b->bytes += bytes;
+    if (!b->left--) fail("shared_barrier_arrive at %s:%d: more arrivals than the %u of a phase, while copies are awaited", file, line, b->arrivals);
+    end_phase(b);
+}
+
+static void shared_barrier_wait(emulation_array *array, long long index, unsigned parity, const char *file, int line) {
+    shared_barrier *b = find_shared_barrier("shared_barrier_wait", array, index, file, line);
+    if ((b->phase & 1) != parity) {
+        see_phase(index_of(m.current) / 32, b);
+        return;
+    }
+    m.current->value = (unsigned)(b - m.shared);
+    m.current->argument = parity;
+    make_waiting(m.current, AT_SHARED_BARRIER, file, line);
+    leave(0);
+}
+
+static void copy_bulk(emulation_array *array, void *data, long long index, const void *from, unsigned bytes, emulation_array *barrier, long long barrier_index, const char *file, int line) {
+    shared_barrier *b = find_shared_barrier("copy_bulk", barrier, barrier_index, file, line);
+    bulk_copy *c = (bulk_copy *)malloc(sizeof *c + bytes);
+    if (!c) fail("no memory for a copy at %s:%d", file, line);
+    c->next = b->copies;
+    b->copies = c;
+    if (bytes % 16 || (size_t)from % 16 || index * array->element_size % 16)
+        fail("copy_bulk of %u bytes from %p to %s[%lld] at %s:%d is misaligned: all three are multiples of 16", bytes, from, array->name, index, file, line);
+    for (unsigned i = 0; i < bytes; i += 16) global_access((const char *)from + i, 16, file, line);
+    check_bounds(array, index, bytes / array->element_size, file, line);
+    c->array = array;
+    c->index = index;
+    c->size = bytes;
+    c->to = (char *)data + index * array->element_size;
+    memcpy(c->bytes, from, bytes);
+    for (unsigned i = 0; i < bytes / array->element_size; i++) {
+        check_element(array, index + i, EMULATION_WRITE, file, line);
+        array->elements[index + i].in_flight = m.block_serial;
+    }
+    tell(index_of(m.current) / 32, &b->joint);
+    b->file = file;
+    b->line = line;
+    b->bytes -= bytes;
+    end_phase(b);
+}
+
+static void forget_copies(bulk_copy *c) {
+    while (c) {
+        bulk_copy *next = c->next;
+        free(c);
+        c = next;
+    }
+}
+
+/* Forgets the block's barriers; returns one with a copy for which nobody has waited, or NULL. */
+static const shared_barrier *end_shared_barriers(void) {
+    const shared_barrier *unfinished = NULL;
+    for (unsigned i = 0; i < m.num_shared && i < MAX_SHARED_BARRIERS; i++) {
+        if (m.shared[i].bytes || m.shared[i].copies || m.shared[i].landed) unfinished = &m.shared[i];
+        forget_copies(m.shared[i].copies);
+        forget_copies(m.shared[i].landed);
+    }
+    m.num_shared = 0;
+    return unfinished;
+}
+
 static int make_stacks(unsigned count) {
     const size_t guard = (size_t)sysconf(_SC_PAGESIZE);
     for (unsigned i = 0; i < count; i++) {
@@ -772,6 +921,12 @@ static void run_block(unsigned x, unsigned y) {
                              m.launch->name, x, y, i, m.named[i].file, m.named[i].line);
             m.failed = 1;
         }
+    const shared_barrier *unfinished = end_shared_barriers();
+    if (!m.failed && unfinished) {
+        emulation_report("kernel %s block (%u,%u): the block ended while copies were under way to the barrier at %s[%lld], last at %s:%d", m.launch->name, x, y,
+                         unfinished->array->name, unfinished->index, unfinished->file, unfinished->line);
+        m.failed = 1;
+    }
     if (!m.failed && m.launch->dependent && !m.waited) {
         emulation_report("kernel %s block (%u,%u): the block ended without wait_for_previous_kernels, under dependent launch",
                          m.launch->name, x, y);
@@ -794,6 +949,10 @@ struct emulation_machine *emulation_machine_of_process(void) {
     machine.copy_async = copy_async;
     machine.copy_async_commit = copy_async_commit;
     machine.copy_async_wait = copy_async_wait;
+    machine.shared_barrier_start = shared_barrier_start;
+    machine.shared_barrier_arrive = shared_barrier_arrive;
+    machine.shared_barrier_wait = shared_barrier_wait;
+    machine.copy_bulk = copy_bulk;
     machine.global_access = global_access;
     return &machine;
 }

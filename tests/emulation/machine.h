@@ -68,6 +68,10 @@ typedef struct emulation_machine {
     void (*copy_async)(emulation_array *array, void *data, long long index, const void *from, unsigned bytes, unsigned size, const char *file, int line);
     void (*copy_async_commit)(void);
     void (*copy_async_wait)(int groups);
+    void (*shared_barrier_start)(emulation_array *array, long long index, unsigned arrivals, const char *file, int line);
+    void (*shared_barrier_arrive)(emulation_array *array, long long index, unsigned bytes, const char *file, int line);
+    void (*shared_barrier_wait)(emulation_array *array, long long index, unsigned parity, const char *file, int line);
+    void (*copy_bulk)(emulation_array *array, void *data, long long index, const void *from, unsigned bytes, emulation_array *barrier, long long barrier_index, const char *file, int line);
     void (*global_access)(const void *address, unsigned size, const char *file, int line);
 } emulation_machine;
 

@@ -5,12 +5,12 @@
 struct fault_args { const int *in; int *out; unsigned n; };
 
 KERNEL(fault, 32, fault_args) {
-    SHARED(int, part, 128);
+    SHARED(u32, part, 128);
     const u32 i = thread_index() * 4;
-    copy_async_16(part, i, a.in + i, 16);
+    copy_async_16(shared_place_of(part, 0), i, a.in + i, 16);
     copy_async_commit();
 #if !FAULT
     copy_async_wait<0>();
 #endif
-    a.out[i] = part[i + 3];
+    a.out[i] = (int)part[i + 3];
 }

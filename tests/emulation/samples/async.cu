@@ -9,10 +9,10 @@ KERNEL(sample, 64, sample_args) {
     SHARED(u32, words, 512);
     const u32 i = thread_index();
     u32 sum = 0;
-    copy_async_16(words, i * 4, a.in + i * 4, 16);
+    copy_async_16(shared_place_of(words, 0), i * 4, a.in + i * 4, 16);
     copy_async_commit();
     for (u32 tile = 0; tile < a.tiles; tile++) {
-        if (tile + 1 < a.tiles) copy_async_16(words, (tile + 1) % 2 * 256 + i * 4, a.in + (tile + 1) * 256 + i * 4, 16);
+        if (tile + 1 < a.tiles) copy_async_16(shared_place_of(words, 0), (tile + 1) % 2 * 256 + i * 4, a.in + (tile + 1) * 256 + i * 4, 16);
         copy_async_commit();
         copy_async_wait<1>();
         block_barrier();

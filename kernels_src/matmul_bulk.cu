@@ -1,0 +1,267 @@
+/*
+  matmul_bulk.cu: what matmul.cu does with up to 8 rows of x, for weights whose tiles the bulk copy engine can bring: on compute capability 9.0 and newer. Beside
+  the warps that multiply, each its part of K, a block has one that keeps STAGES tiles under way, and one that adds up the parts of
+  finished tiles and writes the outputs. So those that multiply wait for nothing but weights, and copy nothing.
+
+  A stage is a tile's weights, its scales, and then its parts' sums. The warps that multiply arrive at its barrier `done` when they have read the
+  one and written the other: then the next tile's weights may come. Its barrier `full` says that they are there, and that the sums have been read.
+
+  Constants: those of matmul.cu without ROW_BLOCKS; WARPS, those that multiply: as many as the parts of K. Rows of weights are 16 bytes aligned and whole; scales of 8 rows
+  (16, where a tile's rows follow each other) too, or there are none; COLUMNS fill tiles. Threads: (WARPS + 2) * 32; grid: any number of blocks.
+*/
+#include "device.h"
+#include "args.h"
+#include "scan.h"
+#include "scores.h"
+#include "activations.h"
+#define SCALES_AT_ONCE
+#include "tile.h"
+#define STREAM_COPIES 0
+#include "stream.h"
+#define TILE_TOKENS 8
+#include "passes.h"
+
+static_assert(TENSOR_CORES && !ZERO_POINTS && ROW_BYTES % 16 == 0 && EVEN_TILES, "tiles that the bulk engine can copy");
+
+/* ---- a stage ---- */
+
+constexpr u32 STEPS = PART_STEPS(WARPS);
+/* Rows lie so that what the lanes of a row read at once, 64 / PIECES bytes, has banks of its own. */
+constexpr u32 BYTES_AT_ONCE = 64 / PIECES;
+DEVICE constexpr u32 row_stride(u32 bytes) { return bytes / BYTES_AT_ONCE % 2 == 1 && bytes % BYTES_AT_ONCE == 0 ? bytes : row_stride(bytes + 16); }
+constexpr u32 ROW_STRIDE = row_stride(ROW_BYTES) / 4; /* words */
+constexpr u32 SCALE_ROW_BYTES = GROUP != 0 ? NUM_GROUPS * SCALE_BYTES : 0;
+/* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */
+constexpr bool ROWS_FOLLOW = !UP_APART && (!GATED || INTERLEAVED);
+constexpr u32 RUN = ROWS_FOLLOW ? 16 : 8, NEXT_UP = ROWS_FOLLOW && GATED ? 1 : 8; /* from a column's gate to its up */
+constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END ? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTIAL_WORDS = WARPS * 128;
+constexpr u32 STAGE_WORDS = DATA_WORDS + SCALE_WORDS + PARTIAL_WORDS;
+constexpr u32 BARRIER_WORDS = 32, STAGES_THAT_FIT = (SHARED_BYTES / 4 - BARRIER_WORDS) / STAGE_WORDS, STAGES = STAGES_THAT_FIT < 6 ? STAGES_THAT_FIT : 6;
+static_assert(STAGES >= 2, "room for two stages");
+
+/* Where the sum of a tile's row and a token lies in a warp's part: tokens in pairs, which rows that follow each other have in different banks, for
+   those who write and those who read. */
+DEVICE u32 partial_place(u32 row, u32 token) {
+    const u32 pair = token / 2 ^ (GATED && NEXT_UP == 8 ? (row >> 2 & 1) * 2 : row >> 2 & 3);
+    return row * 8 + pair * 2 + token % 2;
+}
+DEVICE u32 row_of_column(u32 c) { return NEXT_UP == 1 ? c * 2 : c; }
+
+/* Row i of a tile. */
+DEVICE weight_row find_tile_row(const moer_matmul_args &a, u32 expert, u32 tile, u32 i) {
+    const u64 row = ROWS_FOLLOW ? (u64)tile * 16 + i : column_row((u64)tile * 8 + i % 8, i >= 8);
+    return find_weight_row(UP_APART && i >= 8 ? a.up_weights : a.weights, expert, row);
+}
+
+struct stage_place {
+    u32 index, parity;
+};
+DEVICE void next_stage(stage_place &s) {
+    s.index++;
+    if (s.index == STAGES) {
+        s.index = 0;
+        s.parity ^= 1;
+    }
+}
+
+/* ---- those that multiply ---- */
+
+/* A lane's places in the first stage. */
+struct lane_places {
+    shared_place data, scales[2], sums[2];
+    u32 skews[2]; /* of scales, in their words */
+};
+
+template <class Words>
+DEVICE lane_places find_lane_places(Words &words) {
+    const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();
+    lane_places p;
+    p.data = shared_place_of(words, BARRIER_WORDS + g * ROW_STRIDE + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));
+        p.skews[half] = at % 4;
+        p.scales[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + (SCALE_ROW_BYTES ? at / 4 : 0));
+        p.sums[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + SCALE_WORDS + warp * 128 + partial_place(half * 8 + g, t * 2));
+    }
+    return p;
+}
+
+/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`; nothing of what lies beyond the row. */
+DEVICE weight_chunk fetch_chunk_of(const lane_places &places, u32 stage, u32 half, u32 index) {
+    constexpr u32 WORDS = 4 / PIECES, SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;
+    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = stage + half * 8 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;
+    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);
+    weight_chunk c = {};
+#pragma unroll
+    for (u32 piece = 0; piece < PIECES; piece++) {
+        if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;
+        if (WORDS == 1) {
+            c.word[piece] = shared_load_from(places.data, from + piece * 4);
+        } else if (WORDS == 2) {
+            const u32x2 two = shared_load_2_from(places.data, from + piece * 8);
+            c.word[piece * 2 % 4] = two.v[0];
+            c.word[(piece * 2 + 1) % 4] = two.v[1];
+        } else {
+            const u32x4 four = shared_load_4_from(places.data, from);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];
+        }
+    }
+    if (GROUP == 0) return c;
+    /* Words, and where scales lie across them one more. */
+    constexpr bool WHOLE = SCALE_ROW_BYTES % 4 == 0 && SUBS * SCALE_BYTES % 4 == 0;
+    const u32 at = WHOLE ? 0 : places.skews[half] + (u32)(scales_at(step) - scales_at(first));
+    const u32 words = stage + (WHOLE ? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);
+    u32 word[SCALES_TAKEN + 1];
+#pragma unroll
+    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales[half], words + i);
+#pragma unroll
+    for (u32 i = 0; i < SCALES_TAKEN; i++) {
+        c.scale[i] = WHOLE ? word[i] : select_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (at % 4));
+        if (NUM_GROUPS % SUBS != 0 && !inner) { /* the groups that the row has */
+            const u32 left = ((u32)NUM_GROUPS - (u32)first_group(step)) * SCALE_BYTES;
+            const u32 mask = left >= i * 4 + 4 ? 0xffffffffu : left <= i * 4 ? 0u : (1u << (left % 4 * 8)) - 1;
+            c.scale[i] = (c.scale[i] & mask) | (SCALES_BY_SHIFT ? 0x7f7f7f7fu & ~mask : 0u);
+        }
+    }
+    return c;
+}
+
+template <class Words>
+DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, tile_place p, Words &words, const shared_place &barriers) {
+    const lane_places places = find_lane_places(words);
+    const u32 warp = warp_index();
+    const u8 *const no_x[1] = {0};
+    held_activations<WARPS> held;
+    stage_place s = {0, 0};
+    bool other_rows = true;
+    u32 x_row = p.left ? find_x_row(a, maps, p, lane_index() >> 2) : 0;
+#pragma unroll 1
+    while (p.left) {
+        if (other_rows) hold_activations(held, activations(a, x_row), warp);
+        float sums[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        const u32 stage = s.index * STAGE_WORDS;
+        shared_barrier_wait(barriers, s.index * 2, s.parity);
+#pragma unroll
+        for (u32 i = 0; i < STEPS; i++)
+            if (step_exists<WARPS>(warp, i)) {
+                weight_chunk low = fetch_chunk_of(places, stage, 0, i), high = fetch_chunk_of(places, stage, 1, i);
+                multiply_step<1, X_HELD, holds_begin(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.begin[holds_begin(WARPS) ? i : 0]);
+            }
+        if (ROW_HAS_SCALE) {
+            const u32 g = lane_index() >> 2;
+            scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));
+        }
+        shared_store_2_to(places.sums[0], stage, u32x2{{f32_bits(sums[0][0]), f32_bits(sums[0][1])}});
+        shared_store_2_to(places.sums[1], stage, u32x2{{f32_bits(sums[0][2]), f32_bits(sums[0][3])}});
+        shared_barrier_arrive(barriers, (STAGES + s.index) * 2);
+        next_stage(s);
+        other_rows = next_tile(a, p);
+        if (other_rows) x_row = find_x_row(a, later_maps{}, p, lane_index() >> 2);
+    }
+}
+
+/* ---- the one that copies and finishes ---- */
+
+/* A tile's weights into a stage: row by row where rows have others' banks only with words between them. What is the same in all lanes, and known to be,
+   is worked out beside them. */
+template <class Words>
+DEVICE void copy_tile(const moer_matmul_args &a, const tile_place &p, Words &words, const shared_place &barriers, u32 stage) {
+    constexpr u32 ROWS_AT_ONCE = ROW_STRIDE * 4 == ROW_BYTES ? RUN : 1;
+    const shared_place memory = shared_place_of(words, BARRIER_WORDS);
+    const u32 expert = warp_shuffle(p.expert, 0), tile = warp_shuffle(p.tile, 0), s = warp_shuffle(stage, 0);
+    shared_barrier_expect(barriers, s * 2, 16 * ((u32)ROW_BYTES + SCALE_ROW_BYTES));
+#pragma unroll
+    for (u32 first = 0; first < 16; first += RUN) {
+        const weight_row run = find_tile_row(a, expert, tile, first);
+#pragma unroll
+        for (u32 r = 0; r < RUN; r += ROWS_AT_ONCE)
+            copy_bulk(memory, s * STAGE_WORDS + (first + r) * ROW_STRIDE, run.data + r * ROW_BYTES, ROWS_AT_ONCE * (u32)ROW_BYTES, barriers, s * 2);
+        if (GROUP != 0) copy_bulk(memory, s * STAGE_WORDS + DATA_WORDS + first * SCALE_ROW_BYTES / 4, run.scales, RUN * SCALE_ROW_BYTES, barriers, s * 2);
+    }
+}
+
+/* Keeps as many tiles under way as there are stages. */
+template <class Words>
+DEVICE void copy_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {
+    stage_place s = {0, 1};
+#pragma unroll 1
+    for (u32 i = 0; p.left; i++) {
+        if (i >= STAGES) shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);
+        copy_tile(a, p, words, barriers, s.index);
+        next_stage(s);
+        next_tile(a, p);
+    }
+}
+
+/* Adds up the parts of finished tiles, and writes their outputs. */
+template <class Words>
+DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {
+    constexpr u32 LANE_OUTPUTS = TILE_COLUMNS * 8 / 32;
+    const u32 c = lane_index() % TILE_COLUMNS, first_token = lane_index() / TILE_COLUMNS;
+    stage_place s = {0, 0};
+    for (u32 i = 0; i < STAGES; i++) shared_barrier_arrive(barriers, i * 2); /* nothing was there to be read */
+#pragma unroll 1
+    while (p.left) {
+        const u32 column = p.tile * TILE_COLUMNS + c;
+        const float bias = output_bias(a, p.expert, column), up_bias = output_up_bias(a, p.expert, column);
+        output_place o[LANE_OUTPUTS];
+        float value[LANE_OUTPUTS], up[LANE_OUTPUTS];
+#pragma unroll
+        for (u32 i = 0; i < LANE_OUTPUTS; i++) o[i] = find_output(a, p, c, first_token + i * (32 / TILE_COLUMNS));
+        const u32 stage_sums = BARRIER_WORDS + s.index * STAGE_WORDS + DATA_WORDS + SCALE_WORDS;
+        shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);
+#pragma unroll
+        for (u32 i = 0; i < LANE_OUTPUTS; i++) {
+            const u32 from = stage_sums + partial_place(row_of_column(c), first_token + i * (32 / TILE_COLUMNS)), up_from = stage_sums + partial_place(row_of_column(c) + NEXT_UP, first_token + i * (32 / TILE_COLUMNS));
+            value[i] = up[i] = 0.0f;
+            if (o[i].at < 0) continue;
+#pragma unroll
+            for (u32 w = 0; w < WARPS; w++) {
+                value[i] = f32_add(value[i], f32_from_bits(words[from + w * 128]));
+                if (GATED) up[i] = f32_add(up[i], f32_from_bits(words[up_from + w * 128]));
+            }
+        }
+        shared_barrier_arrive(barriers, s.index * 2);
+#pragma unroll
+        for (u32 i = 0; i < LANE_OUTPUTS; i++)
+            if (o[i].at >= 0) write_output(a, o[i], bias, up_bias, value[i], up[i]);
+        next_stage(s);
+        next_tile(a, p);
+    }
+}
+
+KERNEL_SHARING(moe_route_matmul_bulk, (WARPS + 2) * 32, RESIDENT_BLOCKS, moer_matmul_args) {
+    DYNAMIC_SHARED(words); /* the barriers `full` and `done` of all stages; then the stages */
+    const shared_place barriers = shared_place_of(words, 0);
+    const u32 warp = warp_index();
+    if (thread_index() == 0)
+        for (u32 i = 0; i < STAGES; i++) {
+            shared_barrier_start(shared_place_of(words, i * 2), 1 + 32);
+            shared_barrier_start(shared_place_of(words, (STAGES + i) * 2), WARPS * 32);
+        }
+    if (SCALE_WORDS) { /* words that are read with the last row's scales */
+        constexpr u32 REST = SCALE_WORDS - SCALES_END + (SCALE_WORDS == 0);
+        for (u32 i = thread_index(); i < STAGES * REST; i += block_threads()) words[BARRIER_WORDS + i / REST * STAGE_WORDS + DATA_WORDS + SCALES_END + i % REST] = 0;
+    }
+    if (!MAPS_ARE_THERE) {
+        wait_for_previous_kernels();
+        let_next_kernel_start();
+    }
+    const first_maps maps = load_first_maps(a);
+    const tile_place p = enter_range(a, maps, load_map(a.distinct_count));
+    if (OUT_INDEX == 1) clear_other_pairs(a);
+    block_barrier();
+    if (warp == WARPS) {
+        copy_tiles(a, p, words, barriers);
+    } else {
+        if (MAPS_ARE_THERE) {
+            wait_for_previous_kernels();
+            let_next_kernel_start();
+        }
+        if (warp < WARPS) multiply_tiles(a, maps, p, words, barriers);
+        else finish_tiles(a, p, words, barriers);
+    }
+    prefetch_next(a);
+}
