@@ -6605,8 +6605,8 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "constexpr int X_HOW = ROW_BLOCKS > 1 \? X_LATE : can_hold(WARPS) \? X_HELD : X_LOADED;\n"
     "\n"
     "/* The warps' sums of a tile, for the warps that finish it. Those of a group do, and the groups take turns; a warp that isn't of the group leaves its\n"
-    "   sums and goes on. With a slot more than there are groups, whoever writes to one again knows that its finishers are done: they have waited for a tile\n"
-    "   since, or he has, for one that they had gone on to. The more groups, the less do warps wait, as far as there's memory and work for each. */\n"
+    "   sums and goes on. With a slot more than there are groups, whoever writes to one again has waited for a tile since, as its turn comes once in so many:\n"
+    "   by then the slot's finishers had come to that tile, and were done. The more groups, the less do warps wait, as far as there's memory and work for each. */\n"
     "constexpr u32 PARTIAL_SIZE = WARPS * 16 * TILE_TOKENS, STREAM_WORDS = stream_memory(X_HOW, WARPS);\n"
     "constexpr u32 ROOM = (SHARED_BYTES / 4 - WARPS * STREAM_WORDS) / PARTIAL_SIZE; /* slots */\n"
     "constexpr u32 USEFUL_FINISHERS = (TILE_COLUMNS * TILE_TOKENS + 31) / 32, TURNS_WANTED = WARPS > USEFUL_FINISHERS \? WARPS / USEFUL_FINISHERS : 1;\n"
@@ -6618,10 +6618,10 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "/* Where the sum of a tile's row and a token lies in a warp's part of a slot: tokens in pairs, which rows that follow each other have in different banks, for\n"
     "   those who write and those who read. */\n"
     "DEVICE u32 partial_place(u32 row, u32 token) {\n"
-    "    const u32 pair = token / 2 ^ (GATED \? (row >> 2 & 1) * 2 : row >> 2 & 3);\n"
+    "    const u32 pair = token / 2 ^ (GATED \? (row >> 2 & 1) * 2 : row >> 2 & 3);\n",
     "    return row * TILE_TOKENS + pair * 2 + token % 2;\n"
     "}\n"
-    "\n",
+    "\n"
     "/* A tile, its weight rows, and the rows of x. */\n"
     "struct place {\n"
     "    tile_place at;\n"
@@ -6931,7 +6931,7 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "    }\n"
     "}\n"
     "\n"
-    "/* ---- the one that copies and finishes ---- */\n"
+    "/* ---- the one that copies, and the one that finishes ---- */\n"
     "\n"
     "/* A tile's weights into a stage: row by row where rows have others' banks only with words between them. What is the same in all lanes, and known to be,\n"
     "   is worked out beside them. */\n"
@@ -8119,7 +8119,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_34},
     {"slots.cu", moer_source_35},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "ba492f27779b57eb1222ae38083e2e258e41e19e69ed809bfb057e9fba188e24";
+static const char moer_sources_digest[] = "e2e5b710a2de05734d65e5f4257b59150065b9b0db7b671cd8586d656ff9f703";
 
 /* ---- src/base.c ---- */
 /*

@@ -35,8 +35,8 @@
 constexpr int X_HOW = ROW_BLOCKS > 1 ? X_LATE : can_hold(WARPS) ? X_HELD : X_LOADED;
 
 /* The warps' sums of a tile, for the warps that finish it. Those of a group do, and the groups take turns; a warp that isn't of the group leaves its
-   sums and goes on. With a slot more than there are groups, whoever writes to one again knows that its finishers are done: they have waited for a tile
-   since, or he has, for one that they had gone on to. The more groups, the less do warps wait, as far as there's memory and work for each. */
+   sums and goes on. With a slot more than there are groups, whoever writes to one again has waited for a tile since, as its turn comes once in so many:
+   by then the slot's finishers had come to that tile, and were done. The more groups, the less do warps wait, as far as there's memory and work for each. */
 constexpr u32 PARTIAL_SIZE = WARPS * 16 * TILE_TOKENS, STREAM_WORDS = stream_memory(X_HOW, WARPS);
 constexpr u32 ROOM = (SHARED_BYTES / 4 - WARPS * STREAM_WORDS) / PARTIAL_SIZE; /* slots */
 constexpr u32 USEFUL_FINISHERS = (TILE_COLUMNS * TILE_TOKENS + 31) / 32, TURNS_WANTED = WARPS > USEFUL_FINISHERS ? WARPS / USEFUL_FINISHERS : 1;

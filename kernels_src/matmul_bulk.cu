@@ -162,7 +162,7 @@ DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, ti
     }
 }
 
-/* ---- the one that copies and finishes ---- */
+/* ---- the one that copies, and the one that finishes ---- */
 
 /* A tile's weights into a stage: row by row where rows have others' banks only with words between them. What is the same in all lanes, and known to be,
    is worked out beside them. */

@@ -277,7 +277,7 @@ if "$program" info --json | grep -q '"works": true'; then
     holds warm_two_layers_share lines "$work/out" variants=5 compiled=5 # the router; h is in the order that its reader wants
     # shellcheck disable=SC2086
     runs warm_in_lines 0 "$program" warm $layer --arch 90 --pack "$work/two.moep"
-    says warm_in_lines_names_kernels "sm_90   matmul   compiled"
+    says warm_in_lines_names_kernels "sm_90   matmul_bulk compiled"
     says warm_in_lines_sums_up "3 variants for 1 architecture"
     # on a terminal there is a bar, and each of its states is one line
     # shellcheck disable=SC2086
