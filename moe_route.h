@@ -3638,24 +3638,26 @@ static const char *const moer_source_9[] = { /* packed.h */
     "    shared_store_to(places.scales, at, bytes);\n"
     "}\n"
     "\n"
+    "/* A piece of a lane's part of a row, from shared memory. */\n"
+    "DEVICE void fetch_piece(weight_chunk &c, u32 piece, const shared_place &place, u32 from) {\n"
+    "    if (PIECES == 2) {\n"
+    "        const u32x2 two = shared_load_2_from(place, from);\n"
+    "        c.word[piece * 2 % 4] = two.v[0];\n"
+    "        c.word[(piece * 2 + 1) % 4] = two.v[1];\n"
+    "    } else if (PIECES == 4) {\n"
+    "        c.word[piece] = shared_load_from(place, from);\n"
+    "    } else {\n"
+    "        const u32x4 four = shared_load_4_from(place, from);\n"
+    "#pragma unroll\n"
+    "        for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];\n"
+    "    }\n"
+    "}\n"
+    "\n"
     "/* A lane's part of its low (half 0) or high (half 1) row. */\n"
     "DEVICE weight_chunk fetch_chunk(const copy_places &places, u32 at, u32 half, const copy_source &s) {\n"
     "    weight_chunk c = {};\n"
-    "    const u32 from = at + half * 128;\n"
     "#pragma unroll\n"
-    "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
-    "        if (PIECES == 2) {\n"
-    "            const u32x2 two = shared_load_2_from(places.pieces[piece], from);\n"
-    "            c.word[piece * 2 % 4] = two.v[0];\n"
-    "            c.word[(piece * 2 + 1) % 4] = two.v[1];\n"
-    "        } else if (PIECES == 4) {\n"
-    "            c.word[piece] = shared_load_from(places.pieces[piece], from);\n"
-    "        } else {\n"
-    "            const u32x4 four = shared_load_4_from(places.pieces[0], from);\n"
-    "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];\n"
-    "        }\n"
-    "    }\n"
+    "    for (u32 piece = 0; piece < PIECES; piece++) fetch_piece(c, piece, places.pieces[piece], at + half * 128);\n"
     "    if (STEP_SCALE_WORDS) {\n"
     "        const u32 first = shared_load_from(places.own_scales, at + half * 8), second = STEP_SCALE_WORDS == 2 \? shared_load_from(places.own_scales, at + 16 + half * 8) : 0;\n"
     "        c.scale[0] = SCALES_FILL_WORDS \? first : select_bytes(first, second, half \? s.high_scales : s.low_scales);\n"
@@ -3698,10 +3700,10 @@ static const char *const moer_source_9[] = { /* packed.h */
     "\n"
     "#define SCALES_ARE_EXPONENTS (SUB_HAS_SCALE && SCALES == SCALES_E8M0)\n"
     "/* E8M0 is the exponent of an f32, but for 0 and 255. Whether a row's step has one of these, so that the others are had by a shift. */\n"
-    "DEVICE bool has_odd_scales(const weight_chunk &c) {\n"
+    "DEVICE bool has_odd_scales(const weight_chunk &c) {\n",
     "    u32 odd = 0;\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < (SUBS * SCALE_BYTES + 3) / 4; i++) {\n",
+    "    for (u32 i = 0; i < (SUBS * SCALE_BYTES + 3) / 4; i++) {\n"
     "        const u32 w = SUBS * SCALE_BYTES < 4 \? c.scale[i] | 0x01010101u << (SUBS * SCALE_BYTES * 8 % 32) : c.scale[i];\n"
     "        odd |= ((w - 0x01010101u) & ~w) | ((~w - 0x01010101u) & w);\n"
     "    }\n"
@@ -3768,8 +3770,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "/* f16 has subnormals, and tensor cores multiply them exactly: a code of four bits is one as it is, code * 2^-24, or four bits further up\n"
     "   code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what\n"
     "   the codes lack of their weights, in CODE_SCALE, is made up for once a tile, and INT4's zero point once for many tiles: so it pays where\n"
-    "   the activations are held (CODE_SUMS). */\n"
-    "#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))\n",
+    "   the activations are held (CODE_SUMS). */\n",
+    "#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))\n"
     "#define CODE_SCALE (CODES_MULTIPLY \? FORMAT == FORMAT_INT4 \? 16777216.0f : 16384.0f : 1.0f)\n"
     "\n"
     "/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for\n"
@@ -4581,7 +4583,57 @@ static const char *const moer_source_12[] = { /* tile.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_13[] = { /* stream.h */
+static const char *const moer_source_13[] = { /* held.h */
+    "/*\n"
+    "  held.h: the activations of one token for all of a warp's steps, in registers from tile to tile, in the order in which tile.h multiplies\n"
+    "  them. Whether there is room for them is for those who hold them to say.\n"
+    "*/\n"
+    "#if TENSOR_CORES\n"
+    "\n"
+    "DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }\n"
+    "/* Whether what INT4's sums begin with is held, too: where there is room for both. */\n"
+    "DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }\n"
+    "\n"
+    "template <u32 PARTS>\n"
+    "struct held_activations {\n"
+    "    u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];\n"
+    "    float begin[holds_begin(PARTS) \? PART_STEPS(PARTS) : 1][SUBS][2];\n"
+    "};\n"
+    "\n"
+    "template <u32 PARTS>\n"
+    "DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 part) {\n"
+    "    u32 word[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < PART_STEPS(PARTS); i++)\n"
+    "        if (step_exists<PARTS>(part, i))\n"
+    "#pragma unroll\n"
+    "            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, step_of<PARTS>(part, i), sub, is_inner_step<PARTS>(i), word[i][sub]);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < PART_STEPS(PARTS); i++)\n"
+    "        if (step_exists<PARTS>(part, i))\n"
+    "#pragma unroll\n"
+    "            for (u32 sub = 0; sub < SUBS; sub++) {\n"
+    "                pair_activations(word[i][sub], held.pair[i][sub]);\n"
+    "#if CODES_MULTIPLY\n"
+    "                if (!holds_begin(PARTS)) continue;\n"
+    "                float begin[4];\n"
+    "                multiply_zero_point(begin, held.pair[i][sub]);\n"
+    "                held.begin[i][sub][0] = begin[0];\n"
+    "                held.begin[i][sub][1] = begin[1];\n"
+    "#endif\n"
+    "            }\n"
+    "}\n"
+    "\n"
+    "#else /* f32 multiply-adds hold nothing */\n"
+    "\n"
+    "template <u32 PARTS>\n"
+    "struct held_activations {};\n"
+    "\n"
+    "template <u32 PARTS>\n"
+    "DEVICE void hold_activations(held_activations<PARTS> &, const u8 *, u32) {}\n"
+    "#endif\n",
+    NULL};
+static const char *const moer_source_14[] = { /* stream.h */
     "/*\n"
     "  stream.h: the weights of a warp's tiles as one stream of steps that never stops: as soon as a step has been taken out, the\n"
     "  one that comes some steps later is on its way, of this tile or of the next. What a step is, and its product, are in\n"
@@ -4593,14 +4645,13 @@ static const char *const moer_source_13[] = { /* stream.h */
     "\n"
     "  multiply_tile does a tile; start_weights and start_activations begin a stream, end_stream ends it.\n"
     "*/\n"
+    "#include \"held.h\"\n"
+    "\n"
     "#if TENSOR_CORES\n"
     "\n"
     "/* Functions rather than macros, whose expansions would be most of what the compiler reads. */\n"
-    "DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }\n"
     "/* Whether the activations of all of a warp's steps stay in registers from tile to tile. */\n"
     "DEVICE constexpr bool can_hold(u32 parts) { return held_words(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 \? 0 : STREAM_COPIES && SCALES_FILL_WORDS \? 48 : 32); }\n"
-    "/* And beside them what INT4's sums begin with: where there is room for both. */\n"
-    "DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }\n"
     "/* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50\n"
     "   words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. MXFP4 in bf16 takes more registers than others. */\n"
     "DEVICE constexpr u32 stream_words(int how) { return (STREAM_COPIES \? 0 : 2 * CHUNK_WORDS) + (how == X_LOADED \? LANE_VALUES / 2 : 0); }\n"
@@ -4639,10 +4690,10 @@ static const char *const moer_source_13[] = { /* stream.h */
     "template <class Words>\n"
     "DEVICE stream_places find_stream_places(Words &, u32) { return {}; }\n"
     "#endif\n"
-    "\n",
+    "\n"
     "/* Into place d of the stream: a warp's step `index` of some rows. A place is a group of copies, also where nothing is copied. */\n"
     "template <int HOW, u32 PARTS>\n"
-    "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, const stream_places &places, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n"
+    "DEVICE void load_step_weights(weight_stream<HOW, PARTS> &stream, const stream_places &places, u32 d, const stream_source &source, u32 part, u32 index, bool wanted) {\n",
     "    if (wanted && index < PART_STEPS(PARTS) && step_exists<PARTS>(part, index)) {\n"
     "#if STREAM_COPIES\n"
     "        static_assert(STEPS_KEEP_GROUPS(PARTS), \"the scales of a warp's steps are found from the first\");\n"
@@ -4679,42 +4730,11 @@ static const char *const moer_source_13[] = { /* stream.h */
     "    if (STREAM_COPIES) copy_async_wait<0>();\n"
     "}\n"
     "\n"
-    "/* The activations of one token for all of a warp's steps. */\n"
-    "template <u32 PARTS>\n"
-    "struct held_activations {\n"
-    "    u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];\n"
-    "    float begin[holds_begin(PARTS) \? PART_STEPS(PARTS) : 1][SUBS][2];\n"
-    "};\n"
-    "\n"
-    "template <u32 PARTS>\n"
-    "DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 part) {\n"
-    "    u32 word[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < PART_STEPS(PARTS); i++)\n"
-    "        if (step_exists<PARTS>(part, i))\n"
-    "#pragma unroll\n"
-    "            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, step_of<PARTS>(part, i), sub, is_inner_step<PARTS>(i), word[i][sub]);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < PART_STEPS(PARTS); i++)\n"
-    "        if (step_exists<PARTS>(part, i))\n"
-    "#pragma unroll\n"
-    "            for (u32 sub = 0; sub < SUBS; sub++) {\n"
-    "                pair_activations(word[i][sub], held.pair[i][sub]);\n"
-    "#if CODES_MULTIPLY\n"
-    "                if (!holds_begin(PARTS)) continue;\n"
-    "                float begin[4];\n"
-    "                multiply_zero_point(begin, held.pair[i][sub]);\n"
-    "                held.begin[i][sub][0] = begin[0];\n"
-    "                held.begin[i][sub][1] = begin[1];\n"
-    "#endif\n"
-    "            }\n"
-    "}\n"
-    "\n"
     "/* sums = the tile's rows times the activations of the blocks of tokens, over the warp's part of K. Meanwhile the stream goes on\n"
     "   with the `next` tile, if there are `more`, and its part of K. */\n"
     "template <int HOW, int BLOCKS, u32 PARTS>\n"
     "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &stream, const stream_places &places, const held_activations<PARTS> &held, const stream_source &source,\n"
-    "                          const u8 *const (&x)[BLOCKS], u32 part, bool more, const stream_source &next, const u8 *next_x, u32 next_part) {\n",
+    "                          const u8 *const (&x)[BLOCKS], u32 part, bool more, const stream_source &next, const u8 *next_x, u32 next_part) {\n"
     "    constexpr u32 DEPTH = stream_depth(HOW, PARTS), ROUNDS = stream_rounds(HOW, PARTS), UNROLLED = HOW == X_HELD \? ROUNDS : 1;\n"
     "#pragma unroll\n"
     "    for (int b = 0; b < BLOCKS; b++)\n"
@@ -4744,7 +4764,7 @@ static const char *const moer_source_13[] = { /* stream.h */
     "            weight_chunk &low = stream.low[d], &high = stream.high[d];\n"
     "#endif\n"
     "            if (exists) {\n"
-    "                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_begin(PARTS)>(sums, low, high, x, step, held.pair[index], held.begin[holds_begin(PARTS) \? index : 0]);\n"
+    "                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_begin(PARTS)>(sums, low, high, x, step, held.pair[index], held.begin[holds_begin(PARTS) \? index : 0]);\n",
     "                else multiply_step<BLOCKS, HOW, false>(sums, low, high, x, step, stream.x[HOW == X_LOADED \? d : 0], held.begin[0]);\n"
     "            }\n"
     "            if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);\n"
@@ -4767,9 +4787,6 @@ static const char *const moer_source_13[] = { /* stream.h */
     "template <int HOW, u32 PARTS>\n"
     "struct weight_stream {};\n"
     "\n"
-    "template <u32 PARTS>\n"
-    "struct held_activations {};\n"
-    "\n"
     "template <int HOW, u32 PARTS>\n"
     "DEVICE void start_weights(weight_stream<HOW, PARTS> &, const stream_places &, const stream_source &, u32) {}\n"
     "\n"
@@ -4778,9 +4795,6 @@ static const char *const moer_source_13[] = { /* stream.h */
     "\n"
     "DEVICE void end_stream() {}\n"
     "\n"
-    "template <u32 PARTS>\n"
-    "DEVICE void hold_activations(held_activations<PARTS> &, const u8 *, u32) {}\n"
-    "\n"
     "template <int HOW, int BLOCKS, u32 PARTS>\n"
     "DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &, const stream_places &, const held_activations<PARTS> &, const stream_source &source, const u8 *const (&x)[BLOCKS],\n"
     "                          u32 part, bool, const stream_source &, const u8 *, u32) {\n"
@@ -4788,7 +4802,7 @@ static const char *const moer_source_13[] = { /* stream.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_14[] = { /* unpacked.h */
+static const char *const moer_source_15[] = { /* unpacked.h */
     "/*\n"
     "  unpacked.h: quantized weights on their way into a tile in shared memory, as numbers of the activations' type, f16 or bf16, in the order\n"
     "  of K. What is done with the tile belongs to grouped.cu and grouped_warpgroups.cu; what the bytes of a format mean, to packed.h and gguf.h,\n"
@@ -4889,7 +4903,7 @@ static const char *const moer_source_14[] = { /* unpacked.h */
     "}\n"
     "\n",
     NULL};
-static const char *const moer_source_15[] = { /* grouped.h */
+static const char *const moer_source_16[] = { /* grouped.h */
     "/*\n"
     "  grouped.h: the product of a tile of activations and a tile of weight rows by a block of eight warps, for batches in which an\n"
     "  expert has many rows. Both tiles lie in shared memory as f16 or bf16, the activations' type; quantized weights become that on\n"
@@ -5024,7 +5038,7 @@ static const char *const moer_source_15[] = { /* grouped.h */
     "    for (u32 k = 0; k < SLICE / 16; k++) multiply_16<ALL>(sums, words, rows + (x ^ k * 8), weights + (w ^ k * 8), fragments);\n"
     "}\n",
     NULL};
-static const char *const moer_source_16[] = { /* output.h */
+static const char *const moer_source_17[] = { /* output.h */
     "/*\n"
     "  output.h: what matmul.cu and grouped.cu share about the rows of x that they read and the outputs that they write: which row of\n"
     "  x belongs to a row, which weight rows make an output column, and what follows the sums. How the sums come about belongs to\n"
@@ -5067,7 +5081,7 @@ static const char *const moer_source_16[] = { /* output.h */
     "    return BIAS && GATED \? load_value(UP_APART \? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* passes.h */
+static const char *const moer_source_18[] = { /* passes.h */
     "/*\n"
     "  passes.h: the work of a matmul over the distinct experts of a batch, and who does which part of it: which tiles of weight rows and which\n"
     "  rows of x there are, the range of them that a block takes, the way from one to the next, and what becomes of a finished\n"
@@ -5075,6 +5089,7 @@ static const char *const moer_source_17[] = { /* passes.h */
     "\n"
     "  Constants: TILE_TOKENS, rows of x that a tile of weights is applied to at once; OUT, OUT_ORDER, X_ORDER, OUT_INDEX and those of output.h as in matmul.cu.\n"
     "*/\n"
+    "#include \"scan.h\"\n"
     "#include \"output.h\"\n"
     "\n"
     "#ifndef OUT_ORDER\n"
@@ -5099,6 +5114,12 @@ static const char *const moer_source_17[] = { /* passes.h */
     "/* Rows of x come from the kernel before this one, which has waited for the maps before it let this one start: so they may be read meanwhile, and tell which weights to begin\n"
     "   with. */\n"
     "constexpr bool MAPS_ARE_THERE = X_INDEX == 2;\n"
+    "/* So what reads x or writes waits for the kernel before; what reads the maps alone, unless they are there. */\n"
+    "DEVICE void wait_if(bool wanted) {\n"
+    "    if (!wanted) return;\n"
+    "    wait_for_previous_kernels();\n"
+    "    let_next_kernel_start();\n"
+    "}\n"
     "DEVICE u32 load_map(const int *p) { return MAPS_ARE_THERE \? load_fresh_4(p) : (u32)*p; }\n"
     "\n"
     "DEVICE first_maps load_first_maps(const moer_matmul_args &a) {\n"
@@ -5130,14 +5151,14 @@ static const char *const moer_source_17[] = { /* passes.h */
     "DEVICE u32 passes_of(const moer_matmul_args &a, const first_maps &m, u32 chunk, u32 num_distinct) {\n"
     "    const u32 d = chunk * 32 + lane_index();\n"
     "    u32 begin = warp_shuffle_up(m.end_row, 1), end = m.end_row;\n"
-    "    if (lane_index() == 0) begin = 0;\n"
+    "    if (lane_index() == 0) begin = 0;\n",
     "    if (chunk != 0 && d < num_distinct) {\n"
     "        begin = load_map(a.distinct_offsets + d);\n"
     "        end = load_map(a.distinct_offsets + d + 1);\n"
     "    }\n"
     "    return d < num_distinct \? (end - begin + TILE_TOKENS - 1) / TILE_TOKENS : 0;\n"
     "}\n"
-    "\n",
+    "\n"
     "DEVICE u32 count_passes(const moer_matmul_args &a, const first_maps &m, u32 num_distinct) {\n"
     "    u32 own = 0;\n"
     "    for (u32 chunk = 0; chunk * 32 < num_distinct; chunk++) own += passes_of(a, m, chunk, num_distinct);\n"
@@ -5216,12 +5237,12 @@ static const char *const moer_source_17[] = { /* passes.h */
     "/* The row of x of token `token` of a tile. Where there is no token: another's, whose sums nobody uses, or none where multiplying costs time by the token. */\n"
     "#define NO_ROW 0xffffffffu\n"
     "template <class Maps>\n"
-    "DEVICE u32 find_x_row(const moer_matmul_args &a, const Maps &m, const tile_place &p, u32 token) {\n"
+    "DEVICE u32 find_x_row(const moer_matmul_args &a, const Maps &m, const tile_place &p, u32 token) {\n",
     "    const u32 wanted = p.base + token, row = wanted < p.end_row \? wanted : p.base;\n"
     "    const u32 x_row = x_row_of(a, X_INDEX == 2 \? row : pair_of(a, m, row, p.end_row));\n"
     "    return !TENSOR_CORES && wanted >= p.end_row \? NO_ROW : x_row;\n"
     "}\n"
-    "\n",
+    "\n"
     "DEVICE const u8 *activations(const moer_matmul_args &a, u32 x_row) { return x_row == NO_ROW \? 0 : (const u8 *)a.x + (u64)x_row * INNER * X_BYTES; }\n"
     "\n"
     "/* Where element i of a row is, whose pairs lie in this order. */\n"
@@ -5277,7 +5298,59 @@ static const char *const moer_source_17[] = { /* passes.h */
     "}\n"
     "\n",
     NULL};
-static const char *const moer_source_18[] = { /* vector.h */
+static const char *const moer_source_19[] = { /* parts.h */
+    "/*\n"
+    "  parts.h: the sums that the warps have of a tile, each over its part of K: where they lie in shared memory, how a warp leaves its own there, and how an\n"
+    "  output's are added up. When they are there, and when they may be overwritten, is for the kernels to say.\n"
+    "\n"
+    "  Constants: WARPS, TILE_TOKENS and GATED as in matmul.cu; UP_ROWS, defined before: from a column's gate row in the tile to its up row.\n"
+    "*/\n"
+    "constexpr u32 PART_SIZE = 16 * TILE_TOKENS, PARTS_SIZE = WARPS * PART_SIZE; /* words: [warp][row][token] */\n"
+    "\n"
+    "/* Tokens lie in pairs, which rows that follow each other have in different banks, for those who write and those who read. */\n"
+    "DEVICE u32 part_place(u32 row, u32 token) {\n"
+    "    const u32 pair = token / 2 ^ (GATED && UP_ROWS == 8 \? (row >> 2 & 1) * 2 : row >> 2 & 3);\n"
+    "    return row * TILE_TOKENS + pair * 2 + token % 2;\n"
+    "}\n"
+    "\n"
+    "/* A lane's places: of its low row, and its high one. */\n"
+    "struct part_places {\n"
+    "    shared_place low, high;\n"
+    "};\n"
+    "\n"
+    "/* `at`: where the parts begin. */\n"
+    "template <class Words>\n"
+    "DEVICE part_places find_part_places(Words &words, u32 at) {\n"
+    "    const u32 g = lane_index() >> 2, t = lane_index() & 3, own = at + warp_index() * PART_SIZE;\n"
+    "    part_places p;\n"
+    "    p.low = shared_place_of(words, own + part_place(g, t * 2));\n"
+    "    p.high = shared_place_of(words, own + part_place(g + 8, t * 2));\n"
+    "    return p;\n"
+    "}\n"
+    "\n"
+    "/* So many words further. */\n"
+    "template <int BLOCKS>\n"
+    "DEVICE void leave_part(const part_places &places, u32 further, const float (&sums)[BLOCKS][4]) {\n"
+    "#pragma unroll\n"
+    "    for (u32 b = 0; b < BLOCKS; b++) {\n"
+    "        shared_store_2_to(places.low, further + b * 8, u32x2{{f32_bits(sums[b][0]), f32_bits(sums[b][1])}});\n"
+    "        shared_store_2_to(places.high, further + b * 8, u32x2{{f32_bits(sums[b][2]), f32_bits(sums[b][3])}});\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* The sums of a column and a token, of its gate or only row, and its up. */\n"
+    "template <class Words>\n"
+    "DEVICE void add_parts(Words &words, u32 at, u32 c, u32 token, float &value, float &up) {\n"
+    "    const u32 row = GATED && UP_ROWS == 1 \? c * 2 : c, from = at + part_place(row, token), up_from = at + part_place(row + UP_ROWS, token);\n"
+    "    value = up = 0.0f;\n"
+    "#pragma unroll\n"
+    "    for (u32 w = 0; w < WARPS; w++) {\n"
+    "        value = f32_add(value, f32_from_bits(words[from + w * PART_SIZE]));\n"
+    "        if (GATED) up = f32_add(up, f32_from_bits(words[up_from + w * PART_SIZE]));\n"
+    "    }\n"
+    "}\n",
+    NULL};
+static const char *const moer_source_20[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -5353,7 +5426,7 @@ static const char *const moer_source_18[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_19[] = { /* epilogue.h */
+static const char *const moer_source_21[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -5397,7 +5470,7 @@ static const char *const moer_source_19[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* dispatch.h */
+static const char *const moer_source_22[] = { /* dispatch.h */
     "/*\n"
     "  dispatch.h: what dispatch.cu and dispatch_large.cu share: which rank a pair goes to, and writing the rows and slot rows of a\n"
     "  block's share of consecutive tokens once it is known how many those before it have. How that is counted belongs to the\n"
@@ -5591,7 +5664,7 @@ static const char *const moer_source_20[] = { /* dispatch.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* sort.h */
+static const char *const moer_source_23[] = { /* sort.h */
     "/*\n"
     "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted and added\n"
     "  up, and the block-aligned form. How pairs are ranked is theirs.\n"
@@ -5738,7 +5811,7 @@ static const char *const moer_source_21[] = { /* sort.h */
     "        for (u32 i = aligned_rows / block_size + thread; i < a.maps.aligned_capacity / block_size; i += threads) a.maps.block_to_expert[i] = -1;\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* route.cu */
+static const char *const moer_source_24[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -6132,7 +6205,7 @@ static const char *const moer_source_22[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* topk.cu */
+static const char *const moer_source_25[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp\n"
     "  chooses the experts of a token, eight a block; then as few warps as have lanes for all slots weigh them. Constants: those of select.h.\n"
@@ -6165,7 +6238,7 @@ static const char *const moer_source_23[] = { /* topk.cu */
     "    if (done < here) write_tokens(a, first + done, here - done, num_valid, words, done * SELECT_WORDS, SELECT_WORDS, chosen);\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* maps.cu */
+static const char *const moer_source_26[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert, in one launch of several blocks or in two.\n"
     "\n"
@@ -6394,7 +6467,7 @@ static const char *const moer_source_24[] = { /* maps.cu */
     "    sort_share(a, begin, end, num_valid, id, expert, false, starts, aligned, next, marks, warp_sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* maps_cub.cu */
+static const char *const moer_source_27[] = { /* maps_cub.cu */
     "/*\n"
     "  maps_cub.cu: the expert maps of more than 8192 pairs, as maps.cu makes them, ranked by CUB's block primitives. The one kernel family that\n"
     "  needs headers of others.\n"
@@ -6567,7 +6640,7 @@ static const char *const moer_source_25[] = { /* maps_cub.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* matmul.cu */
+static const char *const moer_source_28[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -6592,7 +6665,6 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
-    "#include \"scan.h\"\n"
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
     "#include \"tile.h\"\n"
@@ -6601,26 +6673,21 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "\n"
     "#define TILE_TOKENS (8 * ROW_BLOCKS)\n"
     "#include \"passes.h\"\n"
+    "#define UP_ROWS 8\n"
+    "#include \"parts.h\"\n"
     "\n"
     "constexpr int X_HOW = ROW_BLOCKS > 1 \? X_LATE : can_hold(WARPS) \? X_HELD : X_LOADED;\n"
     "\n"
     "/* The warps' sums of a tile, for the warps that finish it. Those of a group do, and the groups take turns; a warp that isn't of the group leaves its\n"
     "   sums and goes on. With a slot more than there are groups, whoever writes to one again has waited for a tile since, as its turn comes once in so many:\n"
     "   by then the slot's finishers had come to that tile, and were done. The more groups, the less do warps wait, as far as there's memory and work for each. */\n"
-    "constexpr u32 PARTIAL_SIZE = WARPS * 16 * TILE_TOKENS, STREAM_WORDS = stream_memory(X_HOW, WARPS);\n"
-    "constexpr u32 ROOM = (SHARED_BYTES / 4 - WARPS * STREAM_WORDS) / PARTIAL_SIZE; /* slots */\n"
+    "constexpr u32 STREAM_WORDS = stream_memory(X_HOW, WARPS);\n"
+    "constexpr u32 ROOM = (SHARED_BYTES / 4 - WARPS * STREAM_WORDS) / PARTS_SIZE; /* slots */\n"
     "constexpr u32 USEFUL_FINISHERS = (TILE_COLUMNS * TILE_TOKENS + 31) / 32, TURNS_WANTED = WARPS > USEFUL_FINISHERS \? WARPS / USEFUL_FINISHERS : 1;\n"
-    "static_assert(SHARED_BYTES / 4 >= WARPS * STREAM_WORDS + 2 * PARTIAL_SIZE, \"room for the streams, and two slots\");\n"
+    "static_assert(SHARED_BYTES / 4 >= WARPS * STREAM_WORDS + 2 * PARTS_SIZE, \"room for the streams, and two slots\");\n"
     "DEVICE constexpr u32 least_of(u32 a, u32 b, u32 c) { return a < b \? a < c \? a : c : b < c \? b : c; }\n"
     "constexpr u32 FINISHERS = (WARPS + least_of(ROOM - 1, TURNS_WANTED, 14) - 1) / least_of(ROOM - 1, TURNS_WANTED, 14); /* each slot has one of 15 barriers */\n"
     "constexpr u32 TURNS = (WARPS + FINISHERS - 1) / FINISHERS, SLOTS = TURNS + 1;\n"
-    "\n"
-    "/* Where the sum of a tile's row and a token lies in a warp's part of a slot: tokens in pairs, which rows that follow each other have in different banks, for\n"
-    "   those who write and those who read. */\n"
-    "DEVICE u32 partial_place(u32 row, u32 token) {\n"
-    "    const u32 pair = token / 2 ^ (GATED \? (row >> 2 & 1) * 2 : row >> 2 & 3);\n",
-    "    return row * TILE_TOKENS + pair * 2 + token % 2;\n"
-    "}\n"
     "\n"
     "/* A tile, its weight rows, and the rows of x. */\n"
     "struct place {\n"
@@ -6632,7 +6699,7 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "\n"
     "DEVICE void find_rows(const moer_matmul_args &a, place &p) {\n"
     "    const u32 g = lane_index() >> 2;\n"
-    "    p.rows.low = find_weight_row(a.weights, p.at.expert, tile_row(p.at.tile, g));\n"
+    "    p.rows.low = find_weight_row(a.weights, p.at.expert, tile_row(p.at.tile, g));\n",
     "    p.rows.high = find_weight_row(UP_APART \? a.up_weights : a.weights, p.at.expert, tile_row(p.at.tile, g + 8));\n"
     "    p.source = find_source(p.rows, FIRST_STEP(warp_index(), WARPS));\n"
     "}\n"
@@ -6673,45 +6740,27 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "template <class Words>\n"
     "DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, Words &words, u32 slot, u32 finisher, u32 finishers) {\n"
     "    for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += finishers * 32) {\n"
-    "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, from = slot * PARTIAL_SIZE + partial_place(c, token);\n"
+    "        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS;\n"
     "        const output_place o = find_output(a, p, c, token);\n"
     "        if (o.at < 0) continue;\n"
-    "        float value = 0.0f, up = 0.0f;\n"
-    "#pragma unroll\n"
-    "        for (u32 w = 0; w < WARPS; w++) {\n"
-    "            value = f32_add(value, f32_from_bits(words[from + w * (16 * TILE_TOKENS)]));\n"
-    "            if (GATED) up = f32_add(up, f32_from_bits(words[from + w * (16 * TILE_TOKENS) + 8 * TILE_TOKENS]));\n"
-    "        }\n"
+    "        float value, up;\n"
+    "        add_parts(words, slot * PARTS_SIZE, c, token, value, up);\n"
     "        write_output(a, o, output_bias(a, p.expert, o.column), output_up_bias(a, p.expert, o.column), value, up);\n"
     "    }\n"
     "}\n"
     "\n"
     "/* A warp's places in the first slot, and whose turn it is. */\n"
     "struct finishing {\n"
-    "    shared_place low, high;\n"
+    "    part_places places;\n"
     "    u32 slot, turn;\n"
     "};\n"
-    "\n"
-    "template <class Words>\n"
-    "DEVICE finishing start_finishing(Words &words) {\n"
-    "    const u32 g = lane_index() >> 2, t = lane_index() & 3, at = warp_index() * 16 * TILE_TOKENS;\n"
-    "    finishing f;\n"
-    "    f.low = shared_place_of(words, at + partial_place(g, t * 2));\n"
-    "    f.high = shared_place_of(words, at + partial_place(g + 8, t * 2));\n"
-    "    f.slot = f.turn = 0;\n"
-    "    return f;\n"
-    "}\n"
     "\n"
     "/* The warp's sums of a tile become those of all warps; those whose turn it is finish it. */\n"
     "template <class Words>\n"
     "DEVICE void hand_in(const moer_matmul_args &a, const tile_place &p, Words &words, finishing &f, float (&sums)[ROW_BLOCKS][4]) {\n"
     "    const u32 warp = warp_index();\n"
     "    const bool turn = TURNS == 1 || warp / FINISHERS == f.turn;\n"
-    "#pragma unroll\n"
-    "    for (u32 b = 0; b < ROW_BLOCKS; b++) {\n",
-    "        shared_store_2_to(f.low, f.slot * PARTIAL_SIZE + b * 8, u32x2{{f32_bits(sums[b][0]), f32_bits(sums[b][1])}});\n"
-    "        shared_store_2_to(f.high, f.slot * PARTIAL_SIZE + b * 8, u32x2{{f32_bits(sums[b][2]), f32_bits(sums[b][3])}});\n"
-    "    }\n"
+    "    leave_part(f.places, f.slot * PARTS_SIZE, sums);\n"
     "    if (turn) {\n"
     "        const u32 first = TURNS == 1 \? 0 : f.turn * FINISHERS;\n"
     "        block_barrier_named(1 + f.slot, WARPS * 32);\n"
@@ -6726,28 +6775,22 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n"
     "    DYNAMIC_SHARED(words); /* slots: [warp][weight row][token], of f32; then the warps' streams */\n"
     "    const u32 warp = warp_index();\n"
-    "    if (!MAPS_ARE_THERE) {\n"
-    "        wait_for_previous_kernels();\n"
-    "        let_next_kernel_start();\n"
-    "    }\n"
+    "    wait_if(!MAPS_ARE_THERE);\n"
     "    const first_maps maps = load_first_maps(a);\n"
     "    place next = {};\n"
     "    next.at = enter_range(a, maps, load_map(a.distinct_count));\n"
     "    if (OUT_INDEX == 1) clear_other_pairs(a);\n"
     "\n"
-    "    const stream_places places = find_stream_places(words, SLOTS * PARTIAL_SIZE + warp * STREAM_WORDS);\n"
-    "    finishing f = start_finishing(words);\n"
-    "    weight_stream<X_HOW, WARPS> stream;\n"
+    "    const stream_places places = find_stream_places(words, SLOTS * PARTS_SIZE + warp * STREAM_WORDS);\n"
+    "    finishing f = {find_part_places(words, 0), 0, 0};\n"
+    "    weight_stream<X_HOW, WARPS> stream;\n",
     "    held_activations<WARPS> held;\n"
     "    bool other_rows = true;\n"
     "    if (next.at.left) {\n"
     "        enter_pass(a, maps, next);\n"
     "        start_weights(stream, places, next.source, warp);\n"
     "    }\n"
-    "    if (MAPS_ARE_THERE) {\n"
-    "        wait_for_previous_kernels();\n"
-    "        let_next_kernel_start();\n"
-    "    }\n"
+    "    wait_if(MAPS_ARE_THERE);\n"
     "    if (X_HOW == X_LOADED && next.at.left) start_activations(stream, activations(a, next.x_row[0]), warp);\n"
     "#pragma unroll 1\n"
     "    while (next.at.left) {\n"
@@ -6766,7 +6809,7 @@ static const char *const moer_source_26[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_27[] = { /* matmul_bulk.cu */
+static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "/*\n"
     "  matmul_bulk.cu: what matmul.cu does with up to 8 rows of x, for weights whose tiles the bulk copy engine can bring: on compute capability 9.0 and newer. Beside\n"
     "  the warps that multiply, each its part of K, a block has one that keeps STAGES tiles under way, and one that adds up the parts of\n"
@@ -6780,15 +6823,17 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
-    "#include \"scan.h\"\n"
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
     "#define SCALES_AT_ONCE\n"
     "#include \"tile.h\"\n"
-    "#define STREAM_COPIES 0\n"
-    "#include \"stream.h\"\n"
+    "#include \"held.h\"\n"
     "#define TILE_TOKENS 8\n"
     "#include \"passes.h\"\n"
+    "/* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */\n"
+    "#define ROWS_FOLLOW (!UP_APART && (!GATED || INTERLEAVED))\n"
+    "#define UP_ROWS (ROWS_FOLLOW && GATED \? 1 : 8)\n"
+    "#include \"parts.h\"\n"
     "\n"
     "static_assert(TENSOR_CORES && !ZERO_POINTS && ROW_BYTES % 16 == 0 && EVEN_TILES, \"tiles that the bulk engine can copy\");\n"
     "\n"
@@ -6800,21 +6845,11 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "DEVICE constexpr u32 row_stride(u32 bytes) { return bytes / BYTES_AT_ONCE % 2 == 1 && bytes % BYTES_AT_ONCE == 0 \? bytes : row_stride(bytes + 16); }\n"
     "constexpr u32 ROW_STRIDE = row_stride(ROW_BYTES) / 4; /* words */\n"
     "constexpr u32 SCALE_ROW_BYTES = GROUP != 0 \? NUM_GROUPS * SCALE_BYTES : 0;\n"
-    "/* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */\n"
-    "constexpr bool ROWS_FOLLOW = !UP_APART && (!GATED || INTERLEAVED);\n"
-    "constexpr u32 RUN = ROWS_FOLLOW \? 16 : 8, NEXT_UP = ROWS_FOLLOW && GATED \? 1 : 8; /* from a column's gate to its up */\n"
-    "constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END \? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTIAL_WORDS = WARPS * 128;\n"
-    "constexpr u32 STAGE_WORDS = DATA_WORDS + SCALE_WORDS + PARTIAL_WORDS;\n"
+    "constexpr u32 RUN = ROWS_FOLLOW \? 16 : 8; /* rows after each other */\n"
+    "constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END \? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTS_AT = DATA_WORDS + SCALE_WORDS;\n"
+    "constexpr u32 STAGE_WORDS = PARTS_AT + PARTS_SIZE;\n"
     "constexpr u32 BARRIER_WORDS = 32, STAGES_THAT_FIT = (SHARED_BYTES / 4 - BARRIER_WORDS) / STAGE_WORDS, STAGES = STAGES_THAT_FIT < 6 \? STAGES_THAT_FIT : 6;\n"
     "static_assert(STAGES >= 2, \"room for two stages\");\n"
-    "\n"
-    "/* Where the sum of a tile's row and a token lies in a warp's part: tokens in pairs, which rows that follow each other have in different banks, for\n"
-    "   those who write and those who read. */\n"
-    "DEVICE u32 partial_place(u32 row, u32 token) {\n"
-    "    const u32 pair = token / 2 ^ (GATED && NEXT_UP == 8 \? (row >> 2 & 1) * 2 : row >> 2 & 3);\n"
-    "    return row * 8 + pair * 2 + token % 2;\n"
-    "}\n"
-    "DEVICE u32 row_of_column(u32 c) { return NEXT_UP == 1 \? c * 2 : c; }\n"
     "\n"
     "/* Row i of a tile. */\n"
     "DEVICE weight_row find_tile_row(const moer_matmul_args &a, u32 expert, u32 tile, u32 i) {\n"
@@ -6837,12 +6872,13 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "\n"
     "/* A lane's places in the first stage. */\n"
     "struct lane_places {\n"
-    "    shared_place data, scales[2], sums[2];\n"
+    "    shared_place data, scales[2];\n"
+    "    part_places sums;\n"
     "    u32 skews[2]; /* of scales, in their words */\n"
     "};\n"
     "\n"
     "template <class Words>\n"
-    "DEVICE lane_places find_lane_places(Words &words) {\n",
+    "DEVICE lane_places find_lane_places(Words &words) {\n"
     "    const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();\n"
     "    lane_places p;\n"
     "    p.data = shared_place_of(words, BARRIER_WORDS + g * ROW_STRIDE + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));\n"
@@ -6851,31 +6887,21 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));\n"
     "        p.skews[half] = at % 4;\n"
     "        p.scales[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + (SCALE_ROW_BYTES \? at / 4 : 0));\n"
-    "        p.sums[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + SCALE_WORDS + warp * 128 + partial_place(half * 8 + g, t * 2));\n"
-    "    }\n"
+    "    }\n",
+    "    p.sums = find_part_places(words, BARRIER_WORDS + PARTS_AT);\n"
     "    return p;\n"
     "}\n"
     "\n"
     "/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`; nothing of what lies beyond the row. */\n"
     "DEVICE weight_chunk fetch_chunk_of(const lane_places &places, u32 stage, u32 half, u32 index) {\n"
-    "    constexpr u32 WORDS = 4 / PIECES, SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;\n"
+    "    constexpr u32 SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;\n"
     "    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = stage + half * 8 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;\n"
     "    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);\n"
     "    weight_chunk c = {};\n"
     "#pragma unroll\n"
     "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
     "        if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;\n"
-    "        if (WORDS == 1) {\n"
-    "            c.word[piece] = shared_load_from(places.data, from + piece * 4);\n"
-    "        } else if (WORDS == 2) {\n"
-    "            const u32x2 two = shared_load_2_from(places.data, from + piece * 8);\n"
-    "            c.word[piece * 2 % 4] = two.v[0];\n"
-    "            c.word[(piece * 2 + 1) % 4] = two.v[1];\n"
-    "        } else {\n"
-    "            const u32x4 four = shared_load_4_from(places.data, from);\n"
-    "#pragma unroll\n"
-    "            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];\n"
-    "        }\n"
+    "        fetch_piece(c, piece, places.data, from + piece * (BYTES_AT_ONCE / 4));\n"
     "    }\n"
     "    if (GROUP == 0) return c;\n"
     "    /* Words, and where scales lie across them one more. */\n"
@@ -6914,7 +6940,7 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "        shared_barrier_wait(barriers, s.index * 2, s.parity);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < STEPS; i++)\n"
-    "            if (step_exists<WARPS>(warp, i)) {\n",
+    "            if (step_exists<WARPS>(warp, i)) {\n"
     "                weight_chunk low = fetch_chunk_of(places, stage, 0, i), high = fetch_chunk_of(places, stage, 1, i);\n"
     "                multiply_step<1, X_HELD, holds_begin(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.begin[holds_begin(WARPS) \? i : 0]);\n"
     "            }\n"
@@ -6922,8 +6948,7 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "            const u32 g = lane_index() >> 2;\n"
     "            scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));\n"
     "        }\n"
-    "        shared_store_2_to(places.sums[0], stage, u32x2{{f32_bits(sums[0][0]), f32_bits(sums[0][1])}});\n"
-    "        shared_store_2_to(places.sums[1], stage, u32x2{{f32_bits(sums[0][2]), f32_bits(sums[0][3])}});\n"
+    "        leave_part(places.sums, stage, sums);\n"
     "        shared_barrier_arrive(barriers, (STAGES + s.index) * 2);\n"
     "        next_stage(s);\n"
     "        other_rows = next_tile(a, p);\n"
@@ -6934,7 +6959,7 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "/* ---- the one that copies, and the one that finishes ---- */\n"
     "\n"
     "/* A tile's weights into a stage: row by row where rows have others' banks only with words between them. What is the same in all lanes, and known to be,\n"
-    "   is worked out beside them. */\n"
+    "   is worked out beside them. */\n",
     "template <class Words>\n"
     "DEVICE void copy_tile(const moer_matmul_args &a, const tile_place &p, Words &words, const shared_place &barriers, u32 stage) {\n"
     "    constexpr u32 ROWS_AT_ONCE = ROW_STRIDE * 4 == ROW_BYTES \? RUN : 1;\n"
@@ -6979,19 +7004,10 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "        float value[LANE_OUTPUTS], up[LANE_OUTPUTS];\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < LANE_OUTPUTS; i++) o[i] = find_output(a, p, c, first_token + i * (32 / TILE_COLUMNS));\n"
-    "        const u32 stage_sums = BARRIER_WORDS + s.index * STAGE_WORDS + DATA_WORDS + SCALE_WORDS;\n"
     "        shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);\n"
     "#pragma unroll\n"
-    "        for (u32 i = 0; i < LANE_OUTPUTS; i++) {\n",
-    "            const u32 from = stage_sums + partial_place(row_of_column(c), first_token + i * (32 / TILE_COLUMNS)), up_from = stage_sums + partial_place(row_of_column(c) + NEXT_UP, first_token + i * (32 / TILE_COLUMNS));\n"
-    "            value[i] = up[i] = 0.0f;\n"
-    "            if (o[i].at < 0) continue;\n"
-    "#pragma unroll\n"
-    "            for (u32 w = 0; w < WARPS; w++) {\n"
-    "                value[i] = f32_add(value[i], f32_from_bits(words[from + w * 128]));\n"
-    "                if (GATED) up[i] = f32_add(up[i], f32_from_bits(words[up_from + w * 128]));\n"
-    "            }\n"
-    "        }\n"
+    "        for (u32 i = 0; i < LANE_OUTPUTS; i++)\n"
+    "            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.index * STAGE_WORDS + PARTS_AT, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);\n"
     "        shared_barrier_arrive(barriers, s.index * 2);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < LANE_OUTPUTS; i++)\n"
@@ -7014,28 +7030,22 @@ static const char *const moer_source_27[] = { /* matmul_bulk.cu */
     "        constexpr u32 REST = SCALE_WORDS - SCALES_END + (SCALE_WORDS == 0);\n"
     "        for (u32 i = thread_index(); i < STAGES * REST; i += block_threads()) words[BARRIER_WORDS + i / REST * STAGE_WORDS + DATA_WORDS + SCALES_END + i % REST] = 0;\n"
     "    }\n"
-    "    if (!MAPS_ARE_THERE) {\n"
-    "        wait_for_previous_kernels();\n"
-    "        let_next_kernel_start();\n"
-    "    }\n"
-    "    const first_maps maps = load_first_maps(a);\n"
+    "    wait_if(!MAPS_ARE_THERE);\n"
+    "    const first_maps maps = load_first_maps(a);\n",
     "    const tile_place p = enter_range(a, maps, load_map(a.distinct_count));\n"
     "    if (OUT_INDEX == 1) clear_other_pairs(a);\n"
     "    block_barrier();\n"
     "    if (warp == WARPS) {\n"
     "        copy_tiles(a, p, words, barriers);\n"
     "    } else {\n"
-    "        if (MAPS_ARE_THERE) {\n"
-    "            wait_for_previous_kernels();\n"
-    "            let_next_kernel_start();\n"
-    "        }\n"
+    "        wait_if(MAPS_ARE_THERE);\n"
     "        if (warp < WARPS) multiply_tiles(a, maps, p, words, barriers);\n"
     "        else finish_tiles(a, p, words, barriers);\n"
     "    }\n"
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_28[] = { /* grouped.cu */
+static const char *const moer_source_30[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -7268,7 +7278,7 @@ static const char *const moer_source_28[] = { /* grouped.cu */
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_29[] = { /* grouped_warpgroups.cu */
+static const char *const moer_source_31[] = { /* grouped_warpgroups.cu */
     "/*\n"
     "  grouped_warpgroups.cu: what grouped.cu computes, on compute capability 9.0, whose tensor cores read both operands from shared memory:\n"
     "  four warps, a warpgroup, start a product together and go on while it is done.\n"
@@ -7720,7 +7730,7 @@ static const char *const moer_source_29[] = { /* grouped_warpgroups.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_30[] = { /* down.cu */
+static const char *const moer_source_32[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -7847,7 +7857,7 @@ static const char *const moer_source_30[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_31[] = { /* combine.cu */
+static const char *const moer_source_33[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -7906,7 +7916,7 @@ static const char *const moer_source_31[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_32[] = { /* expand.cu */
+static const char *const moer_source_34[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -7939,7 +7949,7 @@ static const char *const moer_source_32[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_33[] = { /* dispatch.cu */
+static const char *const moer_source_35[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
@@ -7974,7 +7984,7 @@ static const char *const moer_source_33[] = { /* dispatch.cu */
     "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_34[] = { /* dispatch_large.cu */
+static const char *const moer_source_36[] = { /* dispatch_large.cu */
     "/*\n"
     "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
     "\n"
@@ -8042,7 +8052,7 @@ static const char *const moer_source_34[] = { /* dispatch_large.cu */
     "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_35[] = { /* slots.cu */
+static const char *const moer_source_37[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -8095,31 +8105,33 @@ static const moer_source moer_sources[] = {
     {"gguf.h", moer_source_10},
     {"values.h", moer_source_11},
     {"tile.h", moer_source_12},
-    {"stream.h", moer_source_13},
-    {"unpacked.h", moer_source_14},
-    {"grouped.h", moer_source_15},
-    {"output.h", moer_source_16},
-    {"passes.h", moer_source_17},
-    {"vector.h", moer_source_18},
-    {"epilogue.h", moer_source_19},
-    {"dispatch.h", moer_source_20},
-    {"sort.h", moer_source_21},
-    {"route.cu", moer_source_22},
-    {"topk.cu", moer_source_23},
-    {"maps.cu", moer_source_24},
-    {"maps_cub.cu", moer_source_25},
-    {"matmul.cu", moer_source_26},
-    {"matmul_bulk.cu", moer_source_27},
-    {"grouped.cu", moer_source_28},
-    {"grouped_warpgroups.cu", moer_source_29},
-    {"down.cu", moer_source_30},
-    {"combine.cu", moer_source_31},
-    {"expand.cu", moer_source_32},
-    {"dispatch.cu", moer_source_33},
-    {"dispatch_large.cu", moer_source_34},
-    {"slots.cu", moer_source_35},
+    {"held.h", moer_source_13},
+    {"stream.h", moer_source_14},
+    {"unpacked.h", moer_source_15},
+    {"grouped.h", moer_source_16},
+    {"output.h", moer_source_17},
+    {"passes.h", moer_source_18},
+    {"parts.h", moer_source_19},
+    {"vector.h", moer_source_20},
+    {"epilogue.h", moer_source_21},
+    {"dispatch.h", moer_source_22},
+    {"sort.h", moer_source_23},
+    {"route.cu", moer_source_24},
+    {"topk.cu", moer_source_25},
+    {"maps.cu", moer_source_26},
+    {"maps_cub.cu", moer_source_27},
+    {"matmul.cu", moer_source_28},
+    {"matmul_bulk.cu", moer_source_29},
+    {"grouped.cu", moer_source_30},
+    {"grouped_warpgroups.cu", moer_source_31},
+    {"down.cu", moer_source_32},
+    {"combine.cu", moer_source_33},
+    {"expand.cu", moer_source_34},
+    {"dispatch.cu", moer_source_35},
+    {"dispatch_large.cu", moer_source_36},
+    {"slots.cu", moer_source_37},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "e2e5b710a2de05734d65e5f4257b59150065b9b0db7b671cd8586d656ff9f703";
+static const char moer_sources_digest[] = "a313263730ea79d01979c51be5ad86e3ce9e503e860243ca067c8a4dd506116c";
 
 /* ---- src/base.c ---- */
 /*
@@ -14147,6 +14159,14 @@ static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
     return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
 }
 
+/* The matrix that goes through the same loads: of two for gate and up the other one, else the matrix itself. */
+static const moer_matrix *moer_layer_twin(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix;
+}
+
+/* The share of a multiprocessor's shared memory that each of some blocks may have, in KB: a block takes one itself. */
+static uint32_t moer_block_kilobytes(const moe_route_layer *layer, uint32_t blocks) { return (moer_most_shared_bytes(layer->context->target) / 1024 + 1) / blocks - 1; }
+
 /* K inputs of a warp of matmul_bulk.cu: their activations take 32 registers of a lane. Few inputs are shared by more warps. */
 static uint32_t moer_bulk_inputs(const moer_matrix *matrix) { return matrix->inner <= 1024 ? 128 : 256; }
 
@@ -14160,7 +14180,7 @@ static uint32_t moer_bulk_blocks(const moer_matrix *matrix) {
 
 /* Their shared memory. Three or four tiles under way are enough, and L1, which gets the rest, is what a kernel that follows loads through. */
 static uint32_t moer_bulk_shared(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const uint32_t blocks = moer_bulk_blocks(matrix), share = (moer_most_shared_bytes(layer->context->target) / 1024 + 1) / blocks - 1, enough = 134 / blocks; /* a block takes 1 KB itself */
+    const uint32_t blocks = moer_bulk_blocks(matrix), share = moer_block_kilobytes(layer, blocks), enough = 134 / blocks;
     return 1024 * (share < enough ? share : enough);
 }
 
@@ -14173,7 +14193,7 @@ static int moer_matrix_has_bulk_tiles(const moe_route_layer *layer, const moer_m
 }
 
 static int moer_matmul_is_bulk(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix;
+    const moer_matrix *other = moer_layer_twin(layer, matrix);
     return moer_matrix_has_bulk_tiles(layer, matrix) && (matrix->data | other->data) % 16 == 0 && (matrix->scales | other->scales) % 16 == 0;
 }
 
@@ -14204,7 +14224,7 @@ static unsigned long moer_h_order(const moe_route_layer *layer) {
 }
 
 static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
-    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix; /* goes through the same loads */
+    const moer_matrix *other = moer_layer_twin(layer, matrix);
     moer_define(defines, "FORMAT", matrix->format);
     moer_define(defines, "X", layer->dtype);
     moer_define(defines, "ROWS", matrix->rows);
@@ -14289,7 +14309,7 @@ static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pa
 /* Whether the matrix goes through grouped_warpgroups.cu: on compute capability 9.0, where rows are copied in pieces of 16 bytes. */
 static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix) {
     if (layer->context->target != MOER_WARPGROUPS_TARGET || matrix->inner % 8 != 0 || moer_grouped_outputs(layer, matrix) % 8 != 0) return 0;
-    return !moer_copies_weights(matrix) || moer_alignment(moer_row_bytes(matrix), matrix->data | (matrix == &layer->gate_up ? layer->up.data : 0)) == 16;
+    return !moer_copies_weights(matrix) || moer_alignment(moer_row_bytes(matrix), matrix->data | moer_layer_twin(layer, matrix)->data) == 16;
 }
 
 /* Columns of what a matrix makes: of h, or of the layer. */
@@ -14317,7 +14337,7 @@ static uint32_t moer_grouped_threads(const moe_route_layer *layer, const moer_ma
 static void moer_define_grouped(char *defines, const moe_route_layer *layer, const moer_matrix *matrix, uint32_t tile) {
     const uint32_t most = moer_most_shared_bytes(layer->context->target) / 1024;
     const int three = tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF && (moer_copies_weights(matrix) || most > 3 * 40); /* unpacked weights alone are 32 KB */
-    const uint32_t blocks = three ? 3 : 2, share = (most + 1) / blocks - 1; /* a block takes 1 KB itself */
+    const uint32_t blocks = three ? 3 : 2, share = moer_block_kilobytes(layer, blocks);
     const uint32_t enough = moer_copies_weights(matrix) ? share : blocks == 3 ? 54 : 64; /* codes are loaded through L1, which is to be left some */
     moer_define(defines, "TILE_ROWS", 32ul << tile);
     if (moer_grouped_takes_warpgroups(layer, matrix)) {

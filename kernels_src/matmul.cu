@@ -22,7 +22,6 @@
 */
 #include "device.h"
 #include "args.h"
-#include "scan.h"
 #include "scores.h"
 #include "activations.h"
 #include "tile.h"
@@ -31,26 +30,21 @@
 
 #define TILE_TOKENS (8 * ROW_BLOCKS)
 #include "passes.h"
+#define UP_ROWS 8
+#include "parts.h"
 
 constexpr int X_HOW = ROW_BLOCKS > 1 ? X_LATE : can_hold(WARPS) ? X_HELD : X_LOADED;
 
 /* The warps' sums of a tile, for the warps that finish it. Those of a group do, and the groups take turns; a warp that isn't of the group leaves its
    sums and goes on. With a slot more than there are groups, whoever writes to one again has waited for a tile since, as its turn comes once in so many:
    by then the slot's finishers had come to that tile, and were done. The more groups, the less do warps wait, as far as there's memory and work for each. */
-constexpr u32 PARTIAL_SIZE = WARPS * 16 * TILE_TOKENS, STREAM_WORDS = stream_memory(X_HOW, WARPS);
-constexpr u32 ROOM = (SHARED_BYTES / 4 - WARPS * STREAM_WORDS) / PARTIAL_SIZE; /* slots */
+constexpr u32 STREAM_WORDS = stream_memory(X_HOW, WARPS);
+constexpr u32 ROOM = (SHARED_BYTES / 4 - WARPS * STREAM_WORDS) / PARTS_SIZE; /* slots */
 constexpr u32 USEFUL_FINISHERS = (TILE_COLUMNS * TILE_TOKENS + 31) / 32, TURNS_WANTED = WARPS > USEFUL_FINISHERS ? WARPS / USEFUL_FINISHERS : 1;
-static_assert(SHARED_BYTES / 4 >= WARPS * STREAM_WORDS + 2 * PARTIAL_SIZE, "room for the streams, and two slots");
+static_assert(SHARED_BYTES / 4 >= WARPS * STREAM_WORDS + 2 * PARTS_SIZE, "room for the streams, and two slots");
 DEVICE constexpr u32 least_of(u32 a, u32 b, u32 c) { return a < b ? a < c ? a : c : b < c ? b : c; }
 constexpr u32 FINISHERS = (WARPS + least_of(ROOM - 1, TURNS_WANTED, 14) - 1) / least_of(ROOM - 1, TURNS_WANTED, 14); /* each slot has one of 15 barriers */
 constexpr u32 TURNS = (WARPS + FINISHERS - 1) / FINISHERS, SLOTS = TURNS + 1;
-
-/* Where the sum of a tile's row and a token lies in a warp's part of a slot: tokens in pairs, which rows that follow each other have in different banks, for
-   those who write and those who read. */
-DEVICE u32 partial_place(u32 row, u32 token) {
-    const u32 pair = token / 2 ^ (GATED ? (row >> 2 & 1) * 2 : row >> 2 & 3);
-    return row * TILE_TOKENS + pair * 2 + token % 2;
-}
 
 /* A tile, its weight rows, and the rows of x. */
 struct place {
@@ -103,45 +97,27 @@ DEVICE bool advance(const moer_matmul_args &a, place &p) {
 template <class Words>
 DEVICE void finish_tile(const moer_matmul_args &a, const tile_place &p, Words &words, u32 slot, u32 finisher, u32 finishers) {
     for (u32 i = finisher * 32 + lane_index(); i < TILE_COLUMNS * TILE_TOKENS; i += finishers * 32) {
-        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS, from = slot * PARTIAL_SIZE + partial_place(c, token);
+        const u32 c = i % TILE_COLUMNS, token = i / TILE_COLUMNS;
         const output_place o = find_output(a, p, c, token);
         if (o.at < 0) continue;
-        float value = 0.0f, up = 0.0f;
-#pragma unroll
-        for (u32 w = 0; w < WARPS; w++) {
-            value = f32_add(value, f32_from_bits(words[from + w * (16 * TILE_TOKENS)]));
-            if (GATED) up = f32_add(up, f32_from_bits(words[from + w * (16 * TILE_TOKENS) + 8 * TILE_TOKENS]));
-        }
+        float value, up;
+        add_parts(words, slot * PARTS_SIZE, c, token, value, up);
         write_output(a, o, output_bias(a, p.expert, o.column), output_up_bias(a, p.expert, o.column), value, up);
     }
 }
 
 /* A warp's places in the first slot, and whose turn it is. */
 struct finishing {
-    shared_place low, high;
+    part_places places;
     u32 slot, turn;
 };
-
-template <class Words>
-DEVICE finishing start_finishing(Words &words) {
-    const u32 g = lane_index() >> 2, t = lane_index() & 3, at = warp_index() * 16 * TILE_TOKENS;
-    finishing f;
-    f.low = shared_place_of(words, at + partial_place(g, t * 2));
-    f.high = shared_place_of(words, at + partial_place(g + 8, t * 2));
-    f.slot = f.turn = 0;
-    return f;
-}
 
 /* The warp's sums of a tile become those of all warps; those whose turn it is finish it. */
 template <class Words>
 DEVICE void hand_in(const moer_matmul_args &a, const tile_place &p, Words &words, finishing &f, float (&sums)[ROW_BLOCKS][4]) {
     const u32 warp = warp_index();
     const bool turn = TURNS == 1 || warp / FINISHERS == f.turn;
-#pragma unroll
-    for (u32 b = 0; b < ROW_BLOCKS; b++) {
-        shared_store_2_to(f.low, f.slot * PARTIAL_SIZE + b * 8, u32x2{{f32_bits(sums[b][0]), f32_bits(sums[b][1])}});
-        shared_store_2_to(f.high, f.slot * PARTIAL_SIZE + b * 8, u32x2{{f32_bits(sums[b][2]), f32_bits(sums[b][3])}});
-    }
+    leave_part(f.places, f.slot * PARTS_SIZE, sums);
     if (turn) {
         const u32 first = TURNS == 1 ? 0 : f.turn * FINISHERS;
         block_barrier_named(1 + f.slot, WARPS * 32);
@@ -156,17 +132,14 @@ DEVICE void hand_in(const moer_matmul_args &a, const tile_place &p, Words &words
 KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) {
     DYNAMIC_SHARED(words); /* slots: [warp][weight row][token], of f32; then the warps' streams */
     const u32 warp = warp_index();
-    if (!MAPS_ARE_THERE) {
-        wait_for_previous_kernels();
-        let_next_kernel_start();
-    }
+    wait_if(!MAPS_ARE_THERE);
     const first_maps maps = load_first_maps(a);
     place next = {};
     next.at = enter_range(a, maps, load_map(a.distinct_count));
     if (OUT_INDEX == 1) clear_other_pairs(a);
 
-    const stream_places places = find_stream_places(words, SLOTS * PARTIAL_SIZE + warp * STREAM_WORDS);
-    finishing f = start_finishing(words);
+    const stream_places places = find_stream_places(words, SLOTS * PARTS_SIZE + warp * STREAM_WORDS);
+    finishing f = {find_part_places(words, 0), 0, 0};
     weight_stream<X_HOW, WARPS> stream;
     held_activations<WARPS> held;
     bool other_rows = true;
@@ -174,10 +147,7 @@ KERNEL_SHARING(moe_route_matmul, WARPS * 32, RESIDENT_BLOCKS, moer_matmul_args) 
         enter_pass(a, maps, next);
         start_weights(stream, places, next.source, warp);
     }
-    if (MAPS_ARE_THERE) {
-        wait_for_previous_kernels();
-        let_next_kernel_start();
-    }
+    wait_if(MAPS_ARE_THERE);
     if (X_HOW == X_LOADED && next.at.left) start_activations(stream, activations(a, next.x_row[0]), warp);
 #pragma unroll 1
     while (next.at.left) {

@@ -11,15 +11,17 @@
 */
 #include "device.h"
 #include "args.h"
-#include "scan.h"
 #include "scores.h"
 #include "activations.h"
 #define SCALES_AT_ONCE
 #include "tile.h"
-#define STREAM_COPIES 0
-#include "stream.h"
+#include "held.h"
 #define TILE_TOKENS 8
 #include "passes.h"
+/* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */
+#define ROWS_FOLLOW (!UP_APART && (!GATED || INTERLEAVED))
+#define UP_ROWS (ROWS_FOLLOW && GATED ? 1 : 8)
+#include "parts.h"
 
 static_assert(TENSOR_CORES && !ZERO_POINTS && ROW_BYTES % 16 == 0 && EVEN_TILES, "tiles that the bulk engine can copy");
 
@@ -31,21 +33,11 @@ constexpr u32 BYTES_AT_ONCE = 64 / PIECES;
 DEVICE constexpr u32 row_stride(u32 bytes) { return bytes / BYTES_AT_ONCE % 2 == 1 && bytes % BYTES_AT_ONCE == 0 ? bytes : row_stride(bytes + 16); }
 constexpr u32 ROW_STRIDE = row_stride(ROW_BYTES) / 4; /* words */
 constexpr u32 SCALE_ROW_BYTES = GROUP != 0 ? NUM_GROUPS * SCALE_BYTES : 0;
-/* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */
-constexpr bool ROWS_FOLLOW = !UP_APART && (!GATED || INTERLEAVED);
-constexpr u32 RUN = ROWS_FOLLOW ? 16 : 8, NEXT_UP = ROWS_FOLLOW && GATED ? 1 : 8; /* from a column's gate to its up */
-constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END ? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTIAL_WORDS = WARPS * 128;
-constexpr u32 STAGE_WORDS = DATA_WORDS + SCALE_WORDS + PARTIAL_WORDS;
+constexpr u32 RUN = ROWS_FOLLOW ? 16 : 8; /* rows after each other */
+constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END ? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTS_AT = DATA_WORDS + SCALE_WORDS;
+constexpr u32 STAGE_WORDS = PARTS_AT + PARTS_SIZE;
 constexpr u32 BARRIER_WORDS = 32, STAGES_THAT_FIT = (SHARED_BYTES / 4 - BARRIER_WORDS) / STAGE_WORDS, STAGES = STAGES_THAT_FIT < 6 ? STAGES_THAT_FIT : 6;
 static_assert(STAGES >= 2, "room for two stages");
-
-/* Where the sum of a tile's row and a token lies in a warp's part: tokens in pairs, which rows that follow each other have in different banks, for
-   those who write and those who read. */
-DEVICE u32 partial_place(u32 row, u32 token) {
-    const u32 pair = token / 2 ^ (GATED && NEXT_UP == 8 ? (row >> 2 & 1) * 2 : row >> 2 & 3);
-    return row * 8 + pair * 2 + token % 2;
-}
-DEVICE u32 row_of_column(u32 c) { return NEXT_UP == 1 ? c * 2 : c; }
 
 /* Row i of a tile. */
 DEVICE weight_row find_tile_row(const moer_matmul_args &a, u32 expert, u32 tile, u32 i) {
@@ -68,7 +60,8 @@ DEVICE void next_stage(stage_place &s) {
 
 /* A lane's places in the first stage. */
 struct lane_places {
-    shared_place data, scales[2], sums[2];
+    shared_place data, scales[2];
+    part_places sums;
     u32 skews[2]; /* of scales, in their words */
 };
 
@@ -82,31 +75,21 @@ DEVICE lane_places find_lane_places(Words &words) {
         const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));
         p.skews[half] = at % 4;
         p.scales[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + (SCALE_ROW_BYTES ? at / 4 : 0));
-        p.sums[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + SCALE_WORDS + warp * 128 + partial_place(half * 8 + g, t * 2));
     }
+    p.sums = find_part_places(words, BARRIER_WORDS + PARTS_AT);
     return p;
 }
 
 /* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`; nothing of what lies beyond the row. */
 DEVICE weight_chunk fetch_chunk_of(const lane_places &places, u32 stage, u32 half, u32 index) {
-    constexpr u32 WORDS = 4 / PIECES, SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;
+    constexpr u32 SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;
     const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = stage + half * 8 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;
     const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);
     weight_chunk c = {};
 #pragma unroll
     for (u32 piece = 0; piece < PIECES; piece++) {
         if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;
-        if (WORDS == 1) {
-            c.word[piece] = shared_load_from(places.data, from + piece * 4);
-        } else if (WORDS == 2) {
-            const u32x2 two = shared_load_2_from(places.data, from + piece * 8);
-            c.word[piece * 2 % 4] = two.v[0];
-            c.word[(piece * 2 + 1) % 4] = two.v[1];
-        } else {
-            const u32x4 four = shared_load_4_from(places.data, from);
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];
-        }
+        fetch_piece(c, piece, places.data, from + piece * (BYTES_AT_ONCE / 4));
     }
     if (GROUP == 0) return c;
     /* Words, and where scales lie across them one more. */
@@ -153,8 +136,7 @@ DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, ti
             const u32 g = lane_index() >> 2;
             scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));
         }
-        shared_store_2_to(places.sums[0], stage, u32x2{{f32_bits(sums[0][0]), f32_bits(sums[0][1])}});
-        shared_store_2_to(places.sums[1], stage, u32x2{{f32_bits(sums[0][2]), f32_bits(sums[0][3])}});
+        leave_part(places.sums, stage, sums);
         shared_barrier_arrive(barriers, (STAGES + s.index) * 2);
         next_stage(s);
         other_rows = next_tile(a, p);
@@ -210,19 +192,10 @@ DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, 
         float value[LANE_OUTPUTS], up[LANE_OUTPUTS];
 #pragma unroll
         for (u32 i = 0; i < LANE_OUTPUTS; i++) o[i] = find_output(a, p, c, first_token + i * (32 / TILE_COLUMNS));
-        const u32 stage_sums = BARRIER_WORDS + s.index * STAGE_WORDS + DATA_WORDS + SCALE_WORDS;
         shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);
 #pragma unroll
-        for (u32 i = 0; i < LANE_OUTPUTS; i++) {
-            const u32 from = stage_sums + partial_place(row_of_column(c), first_token + i * (32 / TILE_COLUMNS)), up_from = stage_sums + partial_place(row_of_column(c) + NEXT_UP, first_token + i * (32 / TILE_COLUMNS));
-            value[i] = up[i] = 0.0f;
-            if (o[i].at < 0) continue;
-#pragma unroll
-            for (u32 w = 0; w < WARPS; w++) {
-                value[i] = f32_add(value[i], f32_from_bits(words[from + w * 128]));
-                if (GATED) up[i] = f32_add(up[i], f32_from_bits(words[up_from + w * 128]));
-            }
-        }
+        for (u32 i = 0; i < LANE_OUTPUTS; i++)
+            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.index * STAGE_WORDS + PARTS_AT, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);
         shared_barrier_arrive(barriers, s.index * 2);
 #pragma unroll
         for (u32 i = 0; i < LANE_OUTPUTS; i++)
@@ -245,10 +218,7 @@ KERNEL_SHARING(moe_route_matmul_bulk, (WARPS + 2) * 32, RESIDENT_BLOCKS, moer_ma
         constexpr u32 REST = SCALE_WORDS - SCALES_END + (SCALE_WORDS == 0);
         for (u32 i = thread_index(); i < STAGES * REST; i += block_threads()) words[BARRIER_WORDS + i / REST * STAGE_WORDS + DATA_WORDS + SCALES_END + i % REST] = 0;
     }
-    if (!MAPS_ARE_THERE) {
-        wait_for_previous_kernels();
-        let_next_kernel_start();
-    }
+    wait_if(!MAPS_ARE_THERE);
     const first_maps maps = load_first_maps(a);
     const tile_place p = enter_range(a, maps, load_map(a.distinct_count));
     if (OUT_INDEX == 1) clear_other_pairs(a);
@@ -256,10 +226,7 @@ KERNEL_SHARING(moe_route_matmul_bulk, (WARPS + 2) * 32, RESIDENT_BLOCKS, moer_ma
     if (warp == WARPS) {
         copy_tiles(a, p, words, barriers);
     } else {
-        if (MAPS_ARE_THERE) {
-            wait_for_previous_kernels();
-            let_next_kernel_start();
-        }
+        wait_if(MAPS_ARE_THERE);
         if (warp < WARPS) multiply_tiles(a, maps, p, words, barriers);
         else finish_tiles(a, p, words, barriers);
     }

@@ -220,24 +220,26 @@ DEVICE void copy_step(const copy_places &places, u32 at, const copy_source &s, u
     shared_store_to(places.scales, at, bytes);
 }
 
+/* A piece of a lane's part of a row, from shared memory. */
+DEVICE void fetch_piece(weight_chunk &c, u32 piece, const shared_place &place, u32 from) {
+    if (PIECES == 2) {
+        const u32x2 two = shared_load_2_from(place, from);
+        c.word[piece * 2 % 4] = two.v[0];
+        c.word[(piece * 2 + 1) % 4] = two.v[1];
+    } else if (PIECES == 4) {
+        c.word[piece] = shared_load_from(place, from);
+    } else {
+        const u32x4 four = shared_load_4_from(place, from);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];
+    }
+}
+
 /* A lane's part of its low (half 0) or high (half 1) row. */
 DEVICE weight_chunk fetch_chunk(const copy_places &places, u32 at, u32 half, const copy_source &s) {
     weight_chunk c = {};
-    const u32 from = at + half * 128;
 #pragma unroll
-    for (u32 piece = 0; piece < PIECES; piece++) {
-        if (PIECES == 2) {
-            const u32x2 two = shared_load_2_from(places.pieces[piece], from);
-            c.word[piece * 2 % 4] = two.v[0];
-            c.word[(piece * 2 + 1) % 4] = two.v[1];
-        } else if (PIECES == 4) {
-            c.word[piece] = shared_load_from(places.pieces[piece], from);
-        } else {
-            const u32x4 four = shared_load_4_from(places.pieces[0], from);
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) c.word[i] = four.v[i];
-        }
-    }
+    for (u32 piece = 0; piece < PIECES; piece++) fetch_piece(c, piece, places.pieces[piece], at + half * 128);
     if (STEP_SCALE_WORDS) {
         const u32 first = shared_load_from(places.own_scales, at + half * 8), second = STEP_SCALE_WORDS == 2 ? shared_load_from(places.own_scales, at + 16 + half * 8) : 0;
         c.scale[0] = SCALES_FILL_WORDS ? first : select_bytes(first, second, half ? s.high_scales : s.low_scales);

@@ -5,6 +5,7 @@
 
   Constants: TILE_TOKENS, rows of x that a tile of weights is applied to at once; OUT, OUT_ORDER, X_ORDER, OUT_INDEX and those of output.h as in matmul.cu.
 */
+#include "scan.h"
 #include "output.h"
 
 #ifndef OUT_ORDER
@@ -29,6 +30,12 @@ struct first_maps { u32 expert, end_row, pair; };
 /* Rows of x come from the kernel before this one, which has waited for the maps before it let this one start: so they may be read meanwhile, and tell which weights to begin
    with. */
 constexpr bool MAPS_ARE_THERE = X_INDEX == 2;
+/* So what reads x or writes waits for the kernel before; what reads the maps alone, unless they are there. */
+DEVICE void wait_if(bool wanted) {
+    if (!wanted) return;
+    wait_for_previous_kernels();
+    let_next_kernel_start();
+}
 DEVICE u32 load_map(const int *p) { return MAPS_ARE_THERE ? load_fresh_4(p) : (u32)*p; }
 
 DEVICE first_maps load_first_maps(const moer_matmul_args &a) {

@@ -9,14 +9,13 @@
 
   multiply_tile does a tile; start_weights and start_activations begin a stream, end_stream ends it.
 */
+#include "held.h"
+
 #if TENSOR_CORES
 
 /* Functions rather than macros, whose expansions would be most of what the compiler reads. */
-DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }
 /* Whether the activations of all of a warp's steps stay in registers from tile to tile. */
 DEVICE constexpr bool can_hold(u32 parts) { return held_words(parts) <= (!STREAM_COPIES && CHUNK_WORDS > 6 ? 0 : STREAM_COPIES && SCALES_FILL_WORDS ? 48 : 32); }
-/* And beside them what INT4's sums begin with: where there is room for both. */
-DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }
 /* Steps under way: three or four of 1 KB in each of 16 warps, to keep memory busy. In registers there is room for 40 to 50
    words a lane, or less beside what is held; of copies with two words of scales three leave eight warps room in 48 KB. MXFP4 in bf16 takes more registers than others. */
 DEVICE constexpr u32 stream_words(int how) { return (STREAM_COPIES ? 0 : 2 * CHUNK_WORDS) + (how == X_LOADED ? LANE_VALUES / 2 : 0); }
@@ -95,37 +94,6 @@ DEVICE void end_stream() {
     if (STREAM_COPIES) copy_async_wait<0>();
 }
 
-/* The activations of one token for all of a warp's steps. */
-template <u32 PARTS>
-struct held_activations {
-    u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];
-    float begin[holds_begin(PARTS) ? PART_STEPS(PARTS) : 1][SUBS][2];
-};
-
-template <u32 PARTS>
-DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 part) {
-    u32 word[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];
-#pragma unroll
-    for (u32 i = 0; i < PART_STEPS(PARTS); i++)
-        if (step_exists<PARTS>(part, i))
-#pragma unroll
-            for (u32 sub = 0; sub < SUBS; sub++) load_activations(x, step_of<PARTS>(part, i), sub, is_inner_step<PARTS>(i), word[i][sub]);
-#pragma unroll
-    for (u32 i = 0; i < PART_STEPS(PARTS); i++)
-        if (step_exists<PARTS>(part, i))
-#pragma unroll
-            for (u32 sub = 0; sub < SUBS; sub++) {
-                pair_activations(word[i][sub], held.pair[i][sub]);
-#if CODES_MULTIPLY
-                if (!holds_begin(PARTS)) continue;
-                float begin[4];
-                multiply_zero_point(begin, held.pair[i][sub]);
-                held.begin[i][sub][0] = begin[0];
-                held.begin[i][sub][1] = begin[1];
-#endif
-            }
-}
-
 /* sums = the tile's rows times the activations of the blocks of tokens, over the warp's part of K. Meanwhile the stream goes on
    with the `next` tile, if there are `more`, and its part of K. */
 template <int HOW, int BLOCKS, u32 PARTS>
@@ -183,9 +151,6 @@ DEVICE stream_places find_stream_places(Words &, u32) { return {}; }
 template <int HOW, u32 PARTS>
 struct weight_stream {};
 
-template <u32 PARTS>
-struct held_activations {};
-
 template <int HOW, u32 PARTS>
 DEVICE void start_weights(weight_stream<HOW, PARTS> &, const stream_places &, const stream_source &, u32) {}
 
@@ -193,9 +158,6 @@ template <int HOW, u32 PARTS>
 DEVICE void start_activations(weight_stream<HOW, PARTS> &, const u8 *, u32) {}
 
 DEVICE void end_stream() {}
-
-template <u32 PARTS>
-DEVICE void hold_activations(held_activations<PARTS> &, const u8 *, u32) {}
 
 template <int HOW, int BLOCKS, u32 PARTS>
 DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &, const stream_places &, const held_activations<PARTS> &, const stream_source &source, const u8 *const (&x)[BLOCKS],

@@ -329,6 +329,14 @@ static unsigned moer_row_alignment(uint32_t elements, moe_route_dtype dtype) {
     return moer_alignment((unsigned long long)elements * moer_dtype_size(dtype), 0);
 }
 
+/* The matrix that goes through the same loads: of two for gate and up the other one, else the matrix itself. */
+static const moer_matrix *moer_layer_twin(const moe_route_layer *layer, const moer_matrix *matrix) {
+    return matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix;
+}
+
+/* The share of a multiprocessor's shared memory that each of some blocks may have, in KB: a block takes one itself. */
+static uint32_t moer_block_kilobytes(const moe_route_layer *layer, uint32_t blocks) { return (moer_most_shared_bytes(layer->context->target) / 1024 + 1) / blocks - 1; }
+
 /* K inputs of a warp of matmul_bulk.cu: their activations take 32 registers of a lane. Few inputs are shared by more warps. */
 static uint32_t moer_bulk_inputs(const moer_matrix *matrix) { return matrix->inner <= 1024 ? 128 : 256; }
 
@@ -342,7 +350,7 @@ static uint32_t moer_bulk_blocks(const moer_matrix *matrix) {
 
 /* Their shared memory. Three or four tiles under way are enough, and L1, which gets the rest, is what a kernel that follows loads through. */
 static uint32_t moer_bulk_shared(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const uint32_t blocks = moer_bulk_blocks(matrix), share = (moer_most_shared_bytes(layer->context->target) / 1024 + 1) / blocks - 1, enough = 134 / blocks; /* a block takes 1 KB itself */
+    const uint32_t blocks = moer_bulk_blocks(matrix), share = moer_block_kilobytes(layer, blocks), enough = 134 / blocks;
     return 1024 * (share < enough ? share : enough);
 }
 
@@ -355,7 +363,7 @@ static int moer_matrix_has_bulk_tiles(const moe_route_layer *layer, const moer_m
 }
 
 static int moer_matmul_is_bulk(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix;
+    const moer_matrix *other = moer_layer_twin(layer, matrix);
     return moer_matrix_has_bulk_tiles(layer, matrix) && (matrix->data | other->data) % 16 == 0 && (matrix->scales | other->scales) % 16 == 0;
 }
 
@@ -386,7 +394,7 @@ static unsigned long moer_h_order(const moe_route_layer *layer) {
 }
 
 static void moer_define_tile(char *defines, const moe_route_layer *layer, const moer_matrix *matrix) {
-    const moer_matrix *other = matrix == &layer->gate_up && layer->up.format != MOE_ROUTE_FORMAT_NONE ? &layer->up : matrix; /* goes through the same loads */
+    const moer_matrix *other = moer_layer_twin(layer, matrix);
     moer_define(defines, "FORMAT", matrix->format);
     moer_define(defines, "X", layer->dtype);
     moer_define(defines, "ROWS", matrix->rows);
@@ -471,7 +479,7 @@ static int moer_layer_runs_grouped(const moe_route_layer *layer, uint32_t num_pa
 /* Whether the matrix goes through grouped_warpgroups.cu: on compute capability 9.0, where rows are copied in pieces of 16 bytes. */
 static int moer_grouped_takes_warpgroups(const moe_route_layer *layer, const moer_matrix *matrix) {
     if (layer->context->target != MOER_WARPGROUPS_TARGET || matrix->inner % 8 != 0 || moer_grouped_outputs(layer, matrix) % 8 != 0) return 0;
-    return !moer_copies_weights(matrix) || moer_alignment(moer_row_bytes(matrix), matrix->data | (matrix == &layer->gate_up ? layer->up.data : 0)) == 16;
+    return !moer_copies_weights(matrix) || moer_alignment(moer_row_bytes(matrix), matrix->data | moer_layer_twin(layer, matrix)->data) == 16;
 }
 
 /* Columns of what a matrix makes: of h, or of the layer. */
@@ -499,7 +507,7 @@ static uint32_t moer_grouped_threads(const moe_route_layer *layer, const moer_ma
 static void moer_define_grouped(char *defines, const moe_route_layer *layer, const moer_matrix *matrix, uint32_t tile) {
     const uint32_t most = moer_most_shared_bytes(layer->context->target) / 1024;
     const int three = tile == 0 && matrix->format < MOE_ROUTE_FORMAT_GGUF && (moer_copies_weights(matrix) || most > 3 * 40); /* unpacked weights alone are 32 KB */
-    const uint32_t blocks = three ? 3 : 2, share = (most + 1) / blocks - 1; /* a block takes 1 KB itself */
+    const uint32_t blocks = three ? 3 : 2, share = moer_block_kilobytes(layer, blocks);
     const uint32_t enough = moer_copies_weights(matrix) ? share : blocks == 3 ? 54 : 64; /* codes are loaded through L1, which is to be left some */
     moer_define(defines, "TILE_ROWS", 32ul << tile);
     if (moer_grouped_takes_warpgroups(layer, matrix)) {

@@ -409,10 +409,11 @@ EMULATION_INLINE void shared_store_2_to(const shared_place &to, u32 i, u32x2 v, 
 
 /* ---- copies from global to shared memory that go on while the thread does ---- */
 EMULATION_INLINE void copy_async_16(const shared_place &to, u32 i, const void *p, u32 size, EMULATION_PLACE) { to.array.copy_async(16, emulation_index(to.index + i, file, line), p, size); }
-EMULATION_INLINE void copy_async_line_16(const shared_place &to, u32 i, const void *p, u32 size, EMULATION_PLACE) { to.array.copy_async(16, emulation_index(to.index + i, file, line), p, size); }
+#define copy_async_line_16 copy_async_16
 EMULATION_INLINE void copy_async_4(const shared_place &to, u32 i, const void *p, bool wanted, EMULATION_PLACE) {
     if (wanted) to.array.copy_async(4, emulation_index(to.index + i, file, line), p, 4);
 }
+
 /* ---- barriers in shared memory, and copies by the bulk engine ---- */
 EMULATION_INLINE void shared_barrier_start(const shared_place &barrier, u32 arrivals, EMULATION_PLACE) { emulation->shared_barrier_start(barrier.array.array, barrier.index, arrivals, file, line); }
 EMULATION_INLINE void shared_barrier_arrive(const shared_place &barrier, u32 i, EMULATION_PLACE) { emulation->shared_barrier_arrive(barrier.array.array, barrier.index + i, 0, file, line); }
