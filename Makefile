@@ -26,7 +26,7 @@ WARNINGS = -Wall -Wextra -Wconversion -Wshadow -pedantic
 
 # What NVRTC compiles: headers in the order in which they build on each other, then a kernel family a file.
 KERNELS = $(addprefix kernels_src/,device.h args.h scan.h tokens.h placement.h scores.h activations.h select.h formats.h packed.h gguf.h values.h \
-    tile.h held.h stream.h unpacked.h grouped.h output.h passes.h parts.h vector.h epilogue.h dispatch.h sort.h route.cu topk.cu maps.cu maps_cub.cu matmul.cu matmul_bulk.cu grouped.cu grouped_warpgroups.cu \
+    sums.h tile.h held.h copied.h stream.h unpacked.h grouped.h output.h passes.h parts.h vector.h epilogue.h dispatch.h sort.h route.cu topk.cu maps.cu maps_cub.cu matmul.cu matmul_bulk.cu grouped.cu grouped_warpgroups.cu \
     down.cu combine.cu expand.cu dispatch.cu dispatch_large.cu slots.cu)
 # What the parts share: the first includes the others.
 HEADERS = $(addprefix src/,internal.h platform.h cache.h)

@@ -1063,7 +1063,7 @@ typedef struct moer_down_args {
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */
     MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */
     moer_epilogue epilogue;
-    unsigned int num_tokens;
+    unsigned int num_tokens, max_distinct;     /* the arrays of distinct experts have room for so many */
 } moer_down_args;
 
 /* expand.cu */
@@ -1135,7 +1135,7 @@ typedef struct moer_slots_args {
 #define MOER_FEW_ROWS_BULK 22u
 #define MOER_FEW_ROWS_PLAIN 2u
 #define MOER_MATMUL_SHARED 98304u /* bytes that the blocks of matmul.cu on a multiprocessor share, on every GPU */
-/* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu. */
+/* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu, but for GGUF's blocks. */
 #define MOER_FUSED_INPUTS 640u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 
@@ -2016,6 +2016,12 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u32 or_and(u32 a, u32 b, u32 mask) { u32 d; asm(\"lop3.b32 %0, %1, %2, %3, 0xa8;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(mask)); return d; }\n"
     "/* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */\n"
     "DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }\n"
+    "/* A constant that has a register, by being unknown to the compiler: an instruction takes one constant, and to move another one costs as much as it does. */\n"
+    "DEVICE u32 in_register(u32 constant) {\n"
+    "    u32 thread;\n"
+    "    asm volatile(\"mov.u32 %0, %%tid.x;\" : \"=r\"(thread));\n"
+    "    return constant + (thread >> 16);\n"
+    "}\n"
     "\n"
     "/* count + (a > b) for a given ~b, by the carry of a sum: half of what a comparison and its use take. */\n"
     "DEVICE u32 count_above(u32 count, u32 a, u32 not_b) {\n"
@@ -2047,10 +2053,10 @@ static const char *const moer_source_0[] = { /* device.h */
     "DEVICE u16 f32_to_bf16(float f) { u16 h; asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f)); return h; }\n"
     "DEVICE u32 f32_to_half2(float lo, float hi) { u32 d; asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(d) : \"f\"(hi), \"f\"(lo)); return d; }\n"
     "DEVICE u32 f32_to_bf162(float lo, float hi) { u32 d; asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(d) : \"f\"(hi), \"f\"(lo)); return d; }\n"
-    "DEVICE u32 half2_sub(u32 a, u32 b) { u32 d; asm(\"sub.f16x2 %0, %1, %2;\" : \"=r\"(d) : \"r\"(a), \"r\"(b)); return d; }\n"
+    "DEVICE u32 half2_sub(u32 a, u32 b) { u32 d; asm(\"sub.f16x2 %0, %1, %2;\" : \"=r\"(d) : \"r\"(a), \"r\"(b)); return d; }\n",
     "DEVICE u32 half2_fma(u32 a, u32 b, u32 c) { u32 d; asm(\"fma.rn.f16x2 %0, %1, %2, %3;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(c)); return d; }\n"
     "DEVICE u32 bf162_fma(u32 a, u32 b, u32 c) { u32 d; asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(d) : \"r\"(a), \"r\"(b), \"r\"(c)); return d; }\n"
-    "\n",
+    "\n"
     "/* ---- matrix fragments: c[16 x 8] += a[16 x 16] * b[16 x 8], products exact, sums in f32 ----\n"
     "   With lane = 4 * g + t: a[0] is row g, a[1] row g + 8, both at k = 2t, 2t + 1; a[2], a[3] the same rows at k + 8.\n"
     "   b[0] is column g at k = 2t, 2t + 1; b[1] at k + 8. c[0], c[1] are row g, columns 2t, 2t + 1; c[2], c[3] row g + 8. */\n"
@@ -2112,12 +2118,12 @@ static const char *const moer_source_0[] = { /* device.h */
     "/* For what a kernel before this one wrote, and everything else: ordinary loads. */\n"
     "DEVICE u32x4 load_16(const void *p) { return *(const u32x4 *)p; }\n"
     "DEVICE u32x2 load_8(const void *p) { return *(const u32x2 *)p; }\n"
-    "DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }\n"
+    "DEVICE u32 load_4(const void *p) { return *(const u32 *)p; }\n",
     "DEVICE u16 load_2(const void *p) { return *(const u16 *)p; }\n"
     "DEVICE u8 load_1(const void *p) { return *(const u8 *)p; }\n"
     "/* For what a kernel further back wrote, read before the one before this has been waited for: from L2, since L1 may hold what\n"
     "   was there earlier. */\n"
-    "DEVICE u32 load_fresh_4(const void *p) {\n",
+    "DEVICE u32 load_fresh_4(const void *p) {\n"
     "    u32 d;\n"
     "    asm volatile(\"ld.relaxed.gpu.global.u32 %0, [%1];\" : \"=r\"(d) : \"l\"(p) : \"memory\");\n"
     "    return d;\n"
@@ -2156,6 +2162,8 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"mov.u32 %0, %1;\" : \"=r\"(place.address) : \"r\"((u32)__cvta_generic_to_shared(word)));\n"
     "    return place;\n"
     "}\n"
+    "/* So many words further on. */\n"
+    "DEVICE shared_place shared_place_after(const shared_place &place, u32 i) { return {place.address + i * 4}; }\n"
     "DEVICE u32 shared_load_from(const shared_place &from, u32 i) {\n"
     "    u32 d;\n"
     "    asm volatile(\"ld.shared.u32 %0, [%1];\" : \"=r\"(d) : \"r\"(from.address + i * 4) : \"memory\");\n"
@@ -2176,11 +2184,11 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"st.shared.v2.u32 [%0], {%1,%2};\" :: \"r\"(to.address + i * 4), \"r\"(v.v[0]), \"r\"(v.v[1]) : \"memory\");\n"
     "}\n"
     "\n"
-    "/* ---- copies from global to shared memory that go on while the thread does ----\n"
+    "/* ---- copies from global to shared memory that go on while the thread does ----\n",
     "   A thread starts copies, and closes a group of them by a commit. copy_async_wait<N> waits until all groups of this thread\n"
     "   but its N latest have landed. What landed is the thread's own write: others need a barrier after the wait. Nobody may\n"
     "   touch the destination before. */\n"
-    "/* 16 bytes to word i and on from a place, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both\n",
+    "/* 16 bytes to word i and on from a place, of which only the first `size` are read; the others become 0. Or 4 bytes, if `wanted`. Both\n"
     "   ends are aligned to as many bytes. The 16 aren't kept in L1. Those of copy_async_line_16 belong to whole lines of 128 bytes that are wanted: L2 brings the rest. */\n"
     "DEVICE void copy_async_16(const shared_place &to, u32 i, const void *p, u32 size) {\n"
     "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" :: \"r\"(to.address + i * 4), \"l\"(p), \"r\"(size) : \"memory\");\n"
@@ -2202,6 +2210,12 @@ static const char *const moer_source_0[] = { /* device.h */
     "   whole 16 bytes from global memory, both ends aligned to 16. Then they are there for all who wait, and until then nobody touches them; what was there\n"
     "   has been read before a barrier that whoever copies has waited at. */\n"
     "#if __CUDA_ARCH__ >= 900\n"
+    "/* True in one lane of the warp, all of whose lanes are there: what that one does alone, the compiler then works out once for all. */\n"
+    "DEVICE bool elect_lane() {\n"
+    "    u32 chosen;\n"
+    "    asm volatile(\"{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }\" : \"=r\"(chosen) :: \"memory\");\n"
+    "    return chosen != 0;\n"
+    "}\n"
     "DEVICE void shared_barrier_start(const shared_place &barrier, u32 arrivals) {\n"
     "    asm volatile(\"mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;\" :: \"r\"(barrier.address), \"r\"(arrivals) : \"memory\");\n"
     "}\n"
@@ -2209,22 +2223,22 @@ static const char *const moer_source_0[] = { /* device.h */
     "    asm volatile(\"mbarrier.arrive.shared::cta.b64 _, [%0];\" :: \"r\"(barrier.address + i * 4) : \"memory\");\n"
     "}\n"
     "DEVICE void shared_barrier_expect(const shared_place &barrier, u32 i, u32 bytes) {\n"
-    "    asm volatile(\"{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }\" :: \"r\"(barrier.address + i * 4), \"r\"(bytes) : \"memory\");\n"
+    "    asm volatile(\"mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\" :: \"r\"(barrier.address + i * 4), \"r\"(bytes) : \"memory\");\n"
     "}\n"
     "DEVICE void shared_barrier_wait(const shared_place &barrier, u32 i, u32 parity) {\n"
     "    asm volatile(\"{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again; }\" :: \"r\"(barrier.address + i * 4), \"r\"(parity) : \"memory\");\n"
     "}\n"
     "DEVICE void copy_bulk(const shared_place &to, u32 i, const void *p, u32 bytes, const shared_place &barrier, u32 barrier_i) {\n"
-    "    asm volatile(\"{ .reg .pred p; elect.sync _|p, 0xffffffff; @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3]; }\"\n"
+    "    asm volatile(\"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\"\n"
     "        :: \"r\"(to.address + i * 4), \"l\"(p), \"r\"(bytes), \"r\"(barrier.address + barrier_i * 4) : \"memory\");\n"
     "}\n"
     "#endif\n"
-    "\n"
+    "\n",
     "/* ---- products by four warps together, a warpgroup, from shared memory: real architecture sm_90a alone ----\n"
     "   c[64 x N] += a[64 x 16] * b[16 x N], products exact, sums in f32. `a` has 64 weight rows, `b` N rows of activations, each row 64 inputs\n"
     "   in 128 bytes of a DYNAMIC_SHARED_FOR_PRODUCTS array, where chunk c of 16 bytes lies at place c ^ (row % 8); `a` and `b` name the first word of\n"
     "   the first row, a multiple of 256 (1024 bytes), plus 8 for each 16 inputs. Warp w of the four has rows 16w to 16w + 15 of c, and of those\n"
-    "   lane 4g + t c[j][0], c[j][1]: row g, columns 8j + 2t and 8j + 2t + 1; c[j][2], c[j][3]: row g + 8.\n",
+    "   lane 4g + t c[j][0], c[j][1]: row g, columns 8j + 2t and 8j + 2t + 1; c[j][2], c[j][3]: row g + 8.\n"
     "   They go on while the warps do: warpgroup_begin before the first after anything else that touched c, warpgroup_commit closes a group,\n"
     "   warpgroup_wait<n> waits for all but the n latest groups, and until then nobody touches c or the shared memory. What any thread has written there, also by\n"
     "   asynchronous copies, is multiplied after a barrier and, by those who multiply, shared_visible_to_products. */\n"
@@ -2259,7 +2273,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "#define WARPGROUP_SUMS_144 WARPGROUP_SUMS_128, WARPGROUP_SUMS(16)\n"
     "#define WARPGROUP_SUMS_160 WARPGROUP_SUMS_144, WARPGROUP_SUMS(18)\n"
     "#define WARPGROUP_MULTIPLY(n, a_at, b_at)                                                                                      \\\n"
-    "    if constexpr (N == n && MOST >= n / 8) {                                                                                    \\\n"
+    "    if constexpr (N == n && MOST >= n / 8) {                                                                                    \\\n",
     "        if (F16) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #n \"k16.f32.f16.f16 {\" WARPGROUP_REGISTERS_##n \"}, %\" #a_at \", %\" #b_at \", 1, 1, 1, 0, 0;\" : WARPGROUP_SUMS_##n : \"l\"(a), \"l\"(b)); \\\n"
     "        else asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #n \"k16.f32.bf16.bf16 {\" WARPGROUP_REGISTERS_##n \"}, %\" #a_at \", %\" #b_at \", 1, 1, 1, 0, 0;\" : WARPGROUP_SUMS_##n : \"l\"(a), \"l\"(b)); \\\n"
     "    }\n"
@@ -2272,7 +2286,7 @@ static const char *const moer_source_0[] = { /* device.h */
     "    WARPGROUP_MULTIPLY(80, 40, 41)\n"
     "    WARPGROUP_MULTIPLY(96, 48, 49)\n"
     "    WARPGROUP_MULTIPLY(112, 56, 57)\n"
-    "    WARPGROUP_MULTIPLY(128, 64, 65)\n",
+    "    WARPGROUP_MULTIPLY(128, 64, 65)\n"
     "    WARPGROUP_MULTIPLY(144, 72, 73)\n"
     "    WARPGROUP_MULTIPLY(160, 80, 81)\n"
     "}\n"
@@ -2404,7 +2418,7 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */\n"
     "    MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */\n"
     "    moer_epilogue epilogue;\n"
-    "    unsigned int num_tokens;\n"
+    "    unsigned int num_tokens, max_distinct;     /* the arrays of distinct experts have room for so many */\n"
     "} moer_down_args;\n"
     "\n"
     "/* expand.cu */\n"
@@ -2434,8 +2448,8 @@ static const char *const moer_source_1[] = { /* args.h */
     "    MOER_ADDRESS(const void) weights;         /* [T, k] */\n"
     "    MOER_ADDRESS(const void) x;               /* [T, H] */\n"
     "    MOER_ADDRESS(const int) num_valid_tokens; /* [1] or null */\n"
-    "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n"
-    "    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */\n",
+    "    MOER_ADDRESS(const int) expert_map;       /* [E, MAP_COLUMNS] */\n",
+    "    MOER_ADDRESS(int) block_counts;           /* [shares, N, 2]: dispatch_large.cu's, rows and slot rows of a share for each rank */\n"
     "    MOER_ADDRESS(int) counts;                 /* [N, 2]; this and what follows is null where not wanted */\n"
     "    MOER_ADDRESS(int) offsets;                /* [N + 1, 2] */\n"
     "    MOER_ADDRESS(void) rows;                  /* [rows, H] */\n"
@@ -3431,9 +3445,6 @@ static const char *const moer_source_9[] = { /* packed.h */
     "  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: INT4\n"
     "  codes are multiplied as they are (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.\n"
     "*/\n"
-    "#ifndef CODE_SUMS\n"
-    "#define CODE_SUMS 0\n"
-    "#endif\n"
     "#include \"formats.h\"\n"
     "\n"
     "#define SCALES_E8M0 4\n"
@@ -3488,8 +3499,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "\n"
     "/* A lane's part of a row's step, as it lies in memory. */\n"
     "struct weight_chunk {\n"
-    "    u32 word[4];\n",
-    "    u32 scale[(SUBS * SCALE_BYTES + 3) / 4];\n"
+    "    u32 word[4];\n"
+    "    u32 scale[(SUBS * SCALE_BYTES + 3) / 4];\n",
     "    u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */\n"
     "};\n"
     "\n"
@@ -3553,8 +3564,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "/* A warp's steps have their scales at the same place in words. */\n"
     "#define STEPS_TOGETHER(parts) (NUM_STEPS % (parts) == 0 && (GROUP == 0 || (SUBS > 1 && SUBS * SCALE_BYTES % 4 == 0)))\n"
     "#define STEPS_KEEP_WORDS(parts) (STEPS_TOGETHER(parts) || SCALES_FILL_WORDS || (SUBS > 1 \? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))\n"
-    "/* They lie in the row where its first step and the distance to it say, scales_at(first) + scales_at(steps): where steps share a group,\n",
-    "   the warp steps over whole groups. */\n"
+    "/* They lie in the row where its first step and the distance to it say, scales_at(first) + scales_at(steps): where steps share a group,\n"
+    "   the warp steps over whole groups. */\n",
     "#define STEPS_KEEP_GROUPS(parts) (STEPS_TOGETHER(parts) || (parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 \? GROUP : 1) == 0)\n"
     "#define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)\n"
     "\n"
@@ -3622,8 +3633,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "DEVICE void copy_step(const copy_places &places, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {\n"
     "    const u32 t = lane_index() & 3;\n"
     "    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)first_step + steps) * 64 + t * 16 < ROW_BYTES \? 16 : 0;\n"
-    "    copy_async_line_16(places.data, at, s.low + steps * 64, size);\n",
-    "    copy_async_line_16(places.data, at + 128, s.high + steps * 64, size);\n"
+    "    copy_async_line_16(places.data, at, s.low + steps * 64, size);\n"
+    "    copy_async_line_16(places.data, at + 128, s.high + steps * 64, size);\n",
     "    if (STEP_SCALE_WORDS == 0) return;\n"
     "    const u8 *const p = s.scales + scales_at(steps);\n"
     "    const bool wanted = t / 2 < STEP_SCALE_WORDS;\n"
@@ -3696,11 +3707,12 @@ static const char *const moer_source_9[] = { /* packed.h */
     "    return SCALES == DTYPE_F16 \? f16_to_f32((u16)word) : bf16_to_f32((u16)word);\n"
     "}\n"
     "\n"
+    "DEVICE float code_scale(const weight_chunk &c, u32 step, u32 sub) { return sub_scale(c, step, sub); }\n"
     "DEVICE float sub_min(const weight_chunk &, u32, u32) { return 0.0f; }\n"
     "\n"
     "#define SCALES_ARE_EXPONENTS (SUB_HAS_SCALE && SCALES == SCALES_E8M0)\n"
-    "/* E8M0 is the exponent of an f32, but for 0 and 255. Whether a row's step has one of these, so that the others are had by a shift. */\n"
-    "DEVICE bool has_odd_scales(const weight_chunk &c) {\n",
+    "/* E8M0 is the exponent of an f32, but for 0 and 255. Whether a row's step has one of these, so that the others are had by a shift. */\n",
+    "DEVICE bool has_odd_scales(const weight_chunk &c) {\n"
     "    u32 odd = 0;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < (SUBS * SCALE_BYTES + 3) / 4; i++) {\n"
@@ -3769,21 +3781,25 @@ static const char *const moer_source_9[] = { /* packed.h */
     "\n"
     "/* f16 has subnormals, and tensor cores multiply them exactly: a code of four bits is one as it is, code * 2^-24, or four bits further up\n"
     "   code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what\n"
-    "   the codes lack of their weights, in CODE_SCALE, is made up for once a tile, and INT4's zero point once for many tiles: so it pays where\n"
-    "   the activations are held (CODE_SUMS). */\n",
-    "#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))\n"
-    "#define CODE_SCALE (CODES_MULTIPLY \? FORMAT == FORMAT_INT4 \? 16777216.0f : 16384.0f : 1.0f)\n"
+    "   the codes lack of their weights, in CODE_SCALE, is made up for once a tile. In bf16, whose subnormals are too small for the sums, a code stands in the mantissa of 128. INT4's zero\n",
+    "   point, and that 128, are made up for by the sums of the activations: so it pays where these are held (CODE_SUMS). */\n"
+    "#define CODES_MULTIPLY (TENSOR_CORES && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS \? DECODE == DTYPE_F16 : FORMAT == FORMAT_INT4 && CODE_SUMS))\n"
+    "#define CODE_SCALE (!CODES_MULTIPLY || DECODE == DTYPE_BF16 \? 1.0f : FORMAT == FORMAT_INT4 \? 16777216.0f : 16384.0f)\n"
+    "#define CODE_ZERO (FORMAT == FORMAT_INT4 \? USUAL_ZERO_POINT : 0u)\n"
+    "#define SUM_FACTOR ((DECODE == DTYPE_BF16 \? 0xc300u : 0x8000u) | CODE_ZERO)\n"
     "\n"
-    "/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for\n"
+    "/* The codes of sub `sub` in the order PAIR_ORDER; INT4 in f16: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for\n"
     "   four codes at once, each in the byte where it lies. */\n"
-    "DEVICE void unpack_codes(const weight_chunk &c, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
+    "DEVICE void unpack_codes(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB / 8; i++) {\n"
     "        u32 w = c.word[sub * (LANE_SUB / 8) + i];\n"
     "        if (FORMAT == FORMAT_INT4) {\n"
     "            if (SIGNED) w ^= 0x88888888u;\n"
     "#pragma unroll\n"
-    "            for (u32 j = 0; j < 4; j++) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 \? w : w >> 8) & (j % 2 == 0 \? 0x000f000fu : 0x00f000f0u);\n"
+    "            for (u32 j = 0; j < 4; j++)\n"
+    "                if (DECODE == DTYPE_BF16) pair[(i * 4 + j) % (LANE_SUB / 2)] = and_or(w >> (4 * j), 0x000f000fu, 0x43004300u);\n"
+    "                else pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 \? w : w >> 8) & (j % 2 == 0 \? 0x000f000fu : 0x00f000f0u);\n"
     "            continue;\n"
     "        }\n"
     "#pragma unroll\n"
@@ -3825,7 +3841,7 @@ static const char *const moer_source_9[] = { /* packed.h */
     "            pair[1] = FOUR_BIT_FLOATS \? fp4_pair(w >> 4) : int4_upper_pair(w, zero_point);\n"
     "        } else { /* eight nibbles: pairs (0, 4), (1, 5), (2, 6), (3, 7) */\n"
     "#pragma unroll\n"
-    "            for (u32 j = 0; j < 4; j += 2) {\n"
+    "            for (u32 j = 0; j < 4; j += 2) {\n",
     "                pair[(i * 4 + j) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS \? fp4_pair(w >> (4 * j)) : int4_pair(w >> (4 * j), zero_point);\n"
     "                pair[(i * 4 + j + 1) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS \? fp4_pair(w >> (4 * j + 4)) : int4_upper_pair(w >> (4 * j), zero_point);\n"
     "            }\n"
@@ -3907,6 +3923,15 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "#define CODE_IS_8_BITS (FORMAT == FORMAT_Q8_0 || FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS)\n"
     "#define CODE_ZERO (CODE_IS_8_BITS \? 128u : FORMAT == FORMAT_Q6_K \? 32u : FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_GGUF_MXFP4 \? 16u : FORMAT == FORMAT_Q4_0 \? 8u : FORMAT == FORMAT_Q3_K \? 4u : 0u)\n"
     "\n"
+    "/* As in packed.h: codes are multiplied as they are, or in the mantissa of 128, where no zero is to be taken away again, or where CODE_SUMS says that this is done by the\n"
+    "   sums of the activations. In bf16 there is always one, and the other use of those sums, minima, is left alone. */\n"
+    "#define CODES_MULTIPLY (TENSOR_CORES && (DECODE == DTYPE_F16 \? CODE_ZERO == 0 || CODE_SUMS : CODE_SUMS && !CODE_IS_8_BITS && !SUB_HAS_MIN))\n"
+    "#define CODE_SCALE (CODES_MULTIPLY && DECODE == DTYPE_F16 \? 16777216.0f : 1.0f)\n"
+    "#define SUM_FACTOR (!CODES_MULTIPLY \? 0x3c00u : DECODE == DTYPE_BF16 \? 0xc300u | CODE_ZERO : SUB_HAS_MIN \? 0x0001u : 0x8000u | CODE_ZERO)\n",
+    "/* Minima are integers times one number a block: tensor cores multiply them by the sums of the activations, where these are held. */\n"
+    "#define MINS_MULTIPLY (TENSOR_CORES && (FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K))\n"
+    "#define UPPER_CODES (CODES_MULTIPLY && FORMAT == FORMAT_Q4_K) /* in f16 */\n"
+    "\n"
     "#define ROW_BYTES ((u64)INNER / BLOCK_VALUES * BLOCK_BYTES)\n"
     "/* What an address at a multiple of UNIT in a block is aligned to. */\n"
     "#define BLOCK_ALIGN(UNIT) (((BLOCK_BYTES | (UNIT) | WEIGHT_ALIGN) & -(BLOCK_BYTES | (UNIT) | WEIGHT_ALIGN)))\n"
@@ -3925,7 +3950,7 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "    return r;\n"
     "}\n"
     "#define ROWS_ALIKE 1\n"
-    "#define CAN_COPY(parts) 0 /* few blocks are aligned for it */\n",
+    "#define CAN_COPY(parts) 0 /* few blocks are aligned for it */\n"
     "#define STEPS_TOGETHER(parts) (NUM_STEPS % (parts) == 0)\n"
     "#define SCALES_FILL_WORDS 0\n"
     "#define STEP_SCALE_WORDS 0\n"
@@ -3934,15 +3959,78 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "   and the minimum above; Q8_0 has two words a block, Q5_0 and Q5_1 a block's fifth bits in word 4 + i. */\n"
     "struct weight_chunk { u32 word[CODE_WORDS], head[HEAD_WORDS]; };\n"
     "\n"
-    "/* BYTES (1, 2 or 4) bytes of a block; `offset` is a multiple of UNIT. */\n"
-    "template <u32 BYTES, u32 UNIT>\n"
-    "DEVICE u32 load_block(const u8 *block, u32 offset) {\n"
-    "    u32 word[1];\n"
-    "    load_weights<BYTES, BLOCK_ALIGN(UNIT)>(word, block + offset, BYTES);\n"
-    "    return word[0];\n"
+    "DEVICE u32 lane_quarter() {\n"
+    "    const u32 t = lane_index() & 3;\n"
+    "    return FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? (t >> 1) | (t & 1) << 1 : t;\n"
     "}\n"
     "\n"
-    "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u64 step, bool inner) {\n"
+    "/* BYTES (1, 2 or 4) bytes of a block at a multiple of UNIT, which is known when compiled but for `more`, a multiple of 4. What is above 2 bytes in the word isn't cleared. */\n"
+    "template <u32 BYTES, u32 UNIT>\n"
+    "DEVICE u32 load_block(const u8 *block, u32 offset, u32 more) {\n"
+    "    u32 word[1];\n"
+    "    load_weights<BYTES, BLOCK_ALIGN(UNIT)>(word, block + offset + more, BYTES);\n"
+    "    return word[0];\n"
+    "}\n"
+    "DEVICE u32 block_of_step(u32 step) { return SMALL_BLOCKS \? step * 4 : step / 2; } /* the first */\n"
+    "DEVICE const u8 *block_of(const weight_row &row, u64 index) { return row.data + index * BLOCK_BYTES; }\n"
+    "\n"
+    "#ifdef TILES_IN_SHARED\n"
+    "/* A row of a tile in shared memory: its block `first` is `skew` bytes, fewer than 4, and others, known when compiled, from a word. Likewise a block. */\n"
+    "struct shared_row {\n"
+    "    shared_place words;\n"
+    "    u32 skew, first, bytes;\n"
+    "};\n"
+    "struct shared_block {\n"
+    "    shared_place words;\n"
+    "    u32 skew, bytes;\n"
+    "};\n"
+    "DEVICE shared_block block_of(const shared_row &row, u32 index) { return {row.words, row.skew, row.bytes + (index - row.first) * BLOCK_BYTES}; }\n"
+    "\n"
+    "/* What doesn't lie in one word is taken from two, the same one twice where it does. Places differ by what is known: few of them are had. */\n"
+    "template <u32 BYTES, u32 UNIT>\n"
+    "DEVICE u32 load_block(const shared_block &block, u32 offset, u32 more) {\n"
+    "    constexpr u32 ALIGN = BLOCK_ALIGN(UNIT);\n"
+    "    const u32 word = (block.bytes + offset) / 4, rest = (block.bytes + offset) % 4 + (ALIGN % 4 == 0 \? 0 : block.skew);\n"
+    "    const u32 first = shared_load_from(shared_place_after(block.words, more / 4 + rest / 4), word);\n"
+    "    if (BYTES == 1) return (first >> rest % 4 * 8) & 255u;\n"
+    "    if (BYTES <= ALIGN) return BYTES == 4 \? first : first >> rest % 4 * 8;\n"
+    "    return select_bytes(first, shared_load_from(shared_place_after(block.words, more / 4 + (rest + BYTES - 1) / 4), word), 0x3210u + 0x1111u * (rest % 4));\n"
+    "}\n"
+    "#endif\n"
+    "\n"
+    "#if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
+    "/* The lane's codes of half a block: it holds those of two subs in words 0 and 1, and of the others in 2 and 3, at once or when arrange_weight_chunk has exchanged them. */\n"
+    "DEVICE void load_codes(weight_chunk &c, const u8 *block, u32 half) {\n"
+    "    u32 word[4];\n"
+    "    load_weights<16, BLOCK_ALIGN(16)>(word, block + CODES + half * 64 + (lane_index() & 3) * 16, 16);\n"
+    "#pragma unroll\n",
+    "    for (u32 i = 0; i < 4; i++) c.word[i] = word[i];\n"
+    "}\n"
+    "DEVICE void load_head(weight_chunk &c, const u8 *block) {\n"
+    "    u32 word[4];\n"
+    "    load_weights<16, BLOCK_ALIGN(16)>(word, block, 16);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) c.head[i] = word[i];\n"
+    "}\n"
+    "#ifdef TILES_IN_SHARED\n"
+    "DEVICE void load_codes(weight_chunk &c, const shared_block &block, u32 half) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i += 2) {\n"
+    "        const u32x2 two = shared_load_2_from(shared_place_after(block.words, half * 16 + lane_quarter() * 2), (block.bytes + CODES) / 4 + i * 4);\n"
+    "        c.word[i] = two.v[0];\n"
+    "        c.word[i + 1] = two.v[1];\n"
+    "    }\n"
+    "}\n"
+    "DEVICE void load_head(weight_chunk &c, const shared_block &block) {\n"
+    "    const u32x4 four = shared_load_4_from(block.words, block.bytes / 4);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) c.head[i] = four.v[i];\n"
+    "}\n"
+    "#endif\n"
+    "#endif\n"
+    "\n"
+    "template <class Row>\n"
+    "DEVICE weight_chunk load_chunk(const Row &row, u32 step, bool inner) {\n"
     "    const u32 t = lane_index() & 3;\n"
     "    weight_chunk c;\n"
     "#if SMALL_BLOCKS\n"
@@ -3950,115 +4038,129 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "    for (u32 i = 0; i < CODE_WORDS; i++) c.word[i] = c.head[i % 4] = 0;\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < 4; i++) {\n"
-    "        const u8 *block = row.data + (step * 4 + i) * BLOCK_BYTES;\n"
     "        if (INNER % STEP != 0 && !inner && step * 4 + i >= INNER / 32) continue;\n"
-    "        c.head[i] = load_block<(FORMAT == FORMAT_GGUF_MXFP4 \? 1 : SUB_HAS_MIN \? 4 : 2), 16>(block, 0);\n"
+    "        const auto block = block_of(row, block_of_step(step) + i);\n"
+    "        c.head[i] = load_block<(FORMAT == FORMAT_GGUF_MXFP4 \? 1 : SUB_HAS_MIN \? 4 : 2), 16>(block, 0, 0);\n"
     "#if FORMAT == FORMAT_Q8_0\n"
-    "        c.word[i * 2 + 0] = load_block<4, 2>(block, CODES + t * 8);\n"
-    "        c.word[i * 2 + 1] = load_block<4, 2>(block, CODES + t * 8 + 4);\n"
+    "        c.word[i * 2 + 0] = load_block<4, 2>(block, CODES, t * 8);\n"
+    "        c.word[i * 2 + 1] = load_block<4, 2>(block, CODES + 4, t * 8);\n"
     "#else\n"
-    "        c.word[i] = load_block<4, (CODES | 4)>(block, CODES + t * 4);\n"
+    "        c.word[i] = load_block<4, (CODES | 4)>(block, CODES, t * 4);\n"
     "#if FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_Q5_1\n"
-    "        c.word[4 + i] = load_block<4, FIFTH_BITS>(block, FIFTH_BITS);\n"
+    "        c.word[4 + i] = load_block<4, FIFTH_BITS>(block, FIFTH_BITS, 0);\n"
     "#endif\n"
     "#endif\n"
     "    }\n"
     "#else\n"
-    "    const u8 *block = row.data + step / 2 * BLOCK_BYTES;\n"
-    "    const u32 half = (u32)step % 2;\n"
+    "    const auto block = block_of(row, block_of_step(step));\n"
+    "    const u32 half = step % 2;\n"
     "#if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
-    "    u32 word[4];\n"
-    "    load_weights<16, BLOCK_ALIGN(16)>(word, block + CODES + half * 64 + t * 16, 16);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < 4; i++) c.word[i] = word[i];\n"
-    "    load_weights<16, BLOCK_ALIGN(16)>(word, block, 16);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < 4; i++) c.head[i] = word[i];\n"
+    "    load_codes(c, block, half);\n"
+    "    load_head(c, block);\n"
     "#if FORMAT == FORMAT_Q5_K\n"
-    "    const u32 quarter = (t >> 1) | (t & 1) << 1;\n"
-    "    c.word[4] = load_block<4, 8>(block, 16 + quarter * 8);\n"
-    "    c.word[5] = load_block<4, 4>(block, 16 + quarter * 8 + 4);\n"
+    "    c.word[4] = load_block<4, 8>(block, 16, lane_quarter() * 8);\n"
+    "    c.word[5] = load_block<4, 4>(block, 20, lane_quarter() * 8);\n"
     "#endif\n"
     "#elif FORMAT == FORMAT_IQ4_XS\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < 4; i++) c.word[i] = load_block<4, 4>(block, CODES + (half * 4 + i) * 16 + t * 4);\n"
-    "    c.head[0] = load_block<4, 16>(block, 0);\n"
-    "    c.head[1] = load_block<4, 4>(block, 4);\n"
+    "    for (u32 i = 0; i < 4; i++) c.word[i] = load_block<4, 4>(block, CODES + i * 16, half * 64 + t * 4);\n"
+    "    c.head[0] = load_block<4, 16>(block, 0, 0);\n"
+    "    c.head[1] = load_block<4, 4>(block, 4, 0);\n"
     "#else /* subs of 16: the lane's four of the first and of the second 16 */\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < 2; i++) {\n"
     "#if FORMAT == FORMAT_Q6_K\n"
-    "        c.word[i] = load_block<4, 4>(block, half * 64 + i * 16 + t * 4);\n"
-    "        c.word[2 + i] = load_block<4, 4>(block, half * 64 + 32 + i * 16 + t * 4);\n"
-    "        c.word[4 + i] = load_block<4, 4>(block, 128 + half * 32 + i * 16 + t * 4);\n"
-    "        c.head[i] = load_block<4, 4>(block, 192 + half * 8 + i * 4);\n"
+    "        c.word[i] = load_block<4, 4>(block, i * 16, half * 64 + t * 4);\n"
+    "        c.word[2 + i] = load_block<4, 4>(block, 32 + i * 16, half * 64 + t * 4);\n"
+    "        c.word[4 + i] = load_block<4, 4>(block, 128 + i * 16, half * 32 + t * 4);\n"
+    "        c.head[i] = load_block<4, 4>(block, 192 + i * 4, half * 8);\n"
     "#elif FORMAT == FORMAT_Q3_K\n"
-    "        c.word[i] = load_block<4, 4>(block, 32 + half * 32 + i * 16 + t * 4);\n"
-    "        c.word[2 + i] = load_block<4, 4>(block, i * 16 + t * 4);\n"
-    "        c.head[i] = load_block<4, 4>(block, 96 + i * 4);\n"
+    "        c.word[i] = load_block<4, 4>(block, 32 + i * 16, half * 32 + t * 4);\n"
+    "        c.word[2 + i] = load_block<4, 4>(block, i * 16, t * 4);\n"
+    "        c.head[i] = load_block<4, 4>(block, 96 + i * 4, 0);\n"
     "#else\n"
-    "        c.word[i] = load_block<4, 4>(block, 16 + half * 32 + i * 16 + t * 4);\n"
-    "        c.head[i] = load_block<4, 4>(block, half * 8 + i * 4);\n"
+    "        c.word[i] = load_block<4, 4>(block, 16 + i * 16, half * 32 + t * 4);\n"
+    "        c.head[i] = load_block<4, 4>(block, i * 4, half * 8);\n"
     "#endif\n"
     "    }\n"
     "#if FORMAT == FORMAT_Q6_K\n"
-    "    c.head[2] = load_block<2, 2>(block, 208);\n"
+    "    c.head[2] = load_block<2, 2>(block, 208, 0);\n"
     "#elif FORMAT == FORMAT_Q3_K\n"
-    "    c.head[2] = load_block<4, 4>(block, 104);\n"
-    "    c.head[3] = load_block<2, 2>(block, 108);\n"
+    "    c.head[2] = load_block<4, 4>(block, 104, 0);\n"
+    "    c.head[3] = load_block<2, 2>(block, 108, 0);\n"
     "#else\n"
-    "    c.head[2] = load_block<4, 4>(block, 80);\n"
+    "    c.head[2] = load_block<4, 4>(block, 80, 0);\n"
     "#endif\n"
     "#endif\n"
     "#endif\n"
     "    return c;\n"
     "}\n"
     "\n"
-    "DEVICE u32 lane_quarter() {\n"
-    "    const u32 t = lane_index() & 3;\n"
-    "    return FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? (t >> 1) | (t & 1) << 1 : t;\n"
-    "}\n"
+    "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step, bool inner) { return load_chunk(row, step, inner); }\n"
     "\n"
-    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n",
+    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n"
     "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
-    "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n"
+    "#ifndef TILES_IN_SHARED\n"
+    "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n",
     "    exchange_words<2>(c.word[0], c.word[2 % CODE_WORDS]);\n"
     "    exchange_words<2>(c.word[1], c.word[3 % CODE_WORDS]);\n"
+    "#else\n"
+    "    (void)c;\n"
+    "#endif\n"
     "}\n"
     "\n"
     "DEVICE float low_half(u32 word) { return f16_to_f32((u16)word); }\n"
     "DEVICE float high_half(u32 word) { return f16_to_f32((u16)(word >> 16)); }\n"
     "\n"
-    "/* Products of an f16 and a small integer: exact. */\n"
-    "DEVICE float sub_scale(const weight_chunk &c, u32 step, u32 sub) {\n"
+    "/* A scale times what byte `index` of a word has above `zero`: exact, and cheaper than a conversion, by way of 256 + byte / 128. */\n"
+    "DEVICE float scaled_byte(float scale, u32 word, u32 index, u32 zero) {\n"
+    "    const float larger = f32_mul(scale, 128.0f);\n"
+    "    return f32_fma(larger, f32_from_bits(select_bytes(word, in_register(0x43800000u), 0x7604u + 0x10u * index)), f32_mul(larger, -256.0f - (float)zero * 0.0078125f));\n"
+    "}\n"
+    "\n"
+    "/* Products of an f16 and a small integer: exact. Of weights times 2^-4 with `upper`, in Q4_K. */\n"
+    "DEVICE float find_sub_scale(const weight_chunk &c, u32 step, u32 sub, bool upper) {\n"
     "#if FORMAT == FORMAT_GGUF_MXFP4\n"
     "    return moer_e8m0_half(c.head[sub]);\n"
     "#elif SMALL_BLOCKS\n"
     "    return low_half(c.head[sub]);\n"
     "#elif FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
-    "    return f32_mul(low_half(c.head[0]), (float)((moer_k_scales(c.head[1], c.head[3], step % 2) >> (8 * sub)) & 255u));\n"
+    "    const float scale = upper \? f32_mul(low_half(c.head[0]), 0.0625f) : low_half(c.head[0]);\n"
+    "    return scaled_byte(scale, moer_k_scales(c.head[1], c.head[3], step % 2), sub, 0);\n"
     "#elif FORMAT == FORMAT_Q6_K\n"
-    "    return f32_mul(low_half(c.head[2]), (float)(int)(signed char)(c.head[sub / 4] >> (sub % 4 * 8)));\n"
+    "    return scaled_byte(low_half(c.head[2]), c.head[sub / 4] ^ 0x80808080u, sub % 4, 128);\n"
     "#elif FORMAT == FORMAT_Q2_K\n"
-    "    return f32_mul(low_half(c.head[2]), (float)((c.head[sub / 4] >> (sub % 4 * 8)) & 15u));\n"
+    "    return scaled_byte(low_half(c.head[2]), c.head[sub / 4] & 0x0f0f0f0fu, sub % 4, 0);\n"
     "#elif FORMAT == FORMAT_Q3_K\n"
-    "    return f32_mul(low_half(c.head[3]), (float)((int)((moer_q3_k_scales(c.head[sub / 4], c.head[2], step % 2, sub / 4) >> (sub % 4 * 8)) & 255u) - 32));\n"
+    "    return scaled_byte(low_half(c.head[3]), moer_q3_k_scales(c.head[sub / 4], c.head[2], step % 2, sub / 4), sub % 4, 32);\n"
     "#else\n"
     "    return f32_mul(low_half(c.head[0]), (float)moer_iq4_xs_scale(c.head[1], c.head[0] >> 16, step % 2 * 4 + sub));\n"
     "#endif\n"
     "}\n"
     "\n"
+    "DEVICE float sub_scale(const weight_chunk &c, u32 step, u32 sub) { return find_sub_scale(c, step, sub, false); }\n"
+    "/* Of the codes of unpack_codes. */\n"
+    "DEVICE float code_scale(const weight_chunk &c, u32 step, u32 sub) { return find_sub_scale(c, step, sub, UPPER_CODES && sub % 2 == 1); }\n"
+    "\n"
     "DEVICE float sub_min(const weight_chunk &c, u32 step, u32 sub) {\n"
     "#if FORMAT == FORMAT_Q4_1 || FORMAT == FORMAT_Q5_1\n"
     "    return high_half(c.head[sub]);\n"
     "#elif FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
-    "    return -f32_mul(high_half(c.head[0]), (float)((moer_k_mins(c.head[2], c.head[3], step % 2) >> (8 * sub)) & 255u));\n"
+    "    return scaled_byte(-high_half(c.head[0]), moer_k_mins(c.head[2], c.head[3], step % 2), sub, 0);\n"
     "#elif FORMAT == FORMAT_Q2_K\n"
-    "    return -f32_mul(high_half(c.head[2]), (float)((c.head[sub / 4] >> (sub % 4 * 8 + 4)) & 15u));\n"
+    "    return scaled_byte(-high_half(c.head[2]), (c.head[sub / 4] >> 4) & 0x0f0f0f0fu, sub % 4, 0);\n"
     "#else\n"
     "    return 0.0f;\n"
     "#endif\n"
     "}\n"
+    "\n"
+    "#if MINS_MULTIPLY\n"
+    "/* A lane's sub of a step is that of its number: that sub's minimum over min_scale, twice as bf16. */\n"
+    "DEVICE u32 min_pair(const weight_chunk &c, u32 step) {\n"
+    "    return bf162_fma(select_bytes(moer_k_mins(c.head[2], c.head[3], step % 2), 0x43434343u, 0x4040u + 0x0101u * (lane_index() & 3)), 0x3f803f80u, 0xc300c300u);\n"
+    "}\n"
+    "DEVICE float min_scale(const weight_chunk &c) { return -high_half(c.head[0]); }\n"
+    "#endif\n"
     "\n"
     "DEVICE float row_scale(const weight_row &) { return 1.0f; }\n"
     "\n"
@@ -4074,7 +4176,7 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "/* The table's bytes, CODE_ZERO added, for four nibbles. */\n"
     "DEVICE u32 look_up(u32 nibbles) {\n"
     "#if FORMAT == FORMAT_GGUF_MXFP4\n"
-    "    const u32 table[4] = {0x13121110u, 0x1c181614u, 0x0d0e0f10u, 0x04080a0cu};\n"
+    "    const u32 table[4] = {0x13121110u, 0x1c181614u, 0x0d0e0f10u, 0x04080a0cu};\n",
     "#else\n"
     "    const u32 table[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};\n"
     "#endif\n"
@@ -4086,8 +4188,8 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "/* Four bits, each in bit 4 of a byte. */\n"
     "DEVICE u32 fifth_bits(u32 bits) { return (((bits & 15u) * 0x00204081u) & 0x01010101u) << 4; }\n"
     "\n"
-    "DEVICE void unpack_sub(const weight_chunk &c, u32 step, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
-    "    u32 codes[LANE_SUB / 4]; /* a byte each */\n"
+    "/* A sub's codes, a byte each. */\n"
+    "DEVICE void unpack_bytes(const weight_chunk &c, u32 step, u32 sub, u32 (&codes)[LANE_SUB / 4]) {\n"
     "#if FORMAT == FORMAT_Q8_0\n"
     "    codes[0] = c.word[sub * 2] ^ 0x80808080u;\n"
     "    codes[1] = c.word[sub * 2 + 1] ^ 0x80808080u;\n"
@@ -4096,7 +4198,7 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "    codes[0] = select_bytes(first, second, 0x6420);\n"
     "    codes[1] = select_bytes(first, second, 0x7531);\n"
     "#elif SMALL_BLOCKS\n"
-    "    codes[0] = c.word[sub] & 0x0f0f0f0fu;\n",
+    "    codes[0] = c.word[sub] & 0x0f0f0f0fu;\n"
     "    codes[1] = (c.word[sub] >> 4) & 0x0f0f0f0fu;\n"
     "#if FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_Q5_1\n"
     "    codes[0] |= fifth_bits(c.word[4 + sub] >> (lane_quarter() * 4));\n"
@@ -4117,10 +4219,28 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "#else\n"
     "    codes[0] = (c.word[sub % 2] >> (sub / 2 * 2)) & 0x03030303u;\n"
     "#endif\n"
+    "}\n"
+    "\n"
+    "DEVICE void unpack_sub(const weight_chunk &c, u32 step, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
+    "    u32 codes[LANE_SUB / 4];\n"
+    "    unpack_bytes(c, step, sub, codes);\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB / 4; i++) {\n"
     "        pair[i * 2] = byte_pair(codes[i]);\n"
     "        pair[i * 2 + 1] = byte_pair(codes[i] >> 8);\n"
+    "    }\n"
+    "}\n"
+    "\n"
+    "/* The same with CODE_ZERO: as f16 subnormals, code * 2^-24, Q4_K's upper codes where they are, times 2^-20; or 128 more, in bf16. */\n"
+    "DEVICE u32 code_pair(u32 codes, u32 mask) { return DECODE == DTYPE_BF16 \? and_or(codes, mask, 0x43004300u) : codes & mask; }\n"
+    "DEVICE void unpack_codes(const weight_chunk &c, u32 step, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
+    "    u32 codes[LANE_SUB / 4];\n"
+    "    if (!UPPER_CODES) unpack_bytes(c, step, sub, codes);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < LANE_SUB / 4; i++) {\n"
+    "        const u32 bytes = UPPER_CODES \? c.word[(sub / 2 * 2 + i) % CODE_WORDS] : codes[i], mask = !UPPER_CODES \? 0x00ff00ffu : sub % 2 == 1 \? 0x00f000f0u : 0x000f000fu;\n"
+    "        pair[i * 2] = code_pair(bytes, mask);\n"
+    "        pair[i * 2 + 1] = code_pair(bytes >> 8, mask);\n"
     "    }\n"
     "}\n",
     NULL};
@@ -4147,12 +4267,79 @@ static const char *const moer_source_11[] = { /* values.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_12[] = { /* tile.h */
+static const char *const moer_source_12[] = { /* sums.h */
+    "/*\n"
+    "  sums.h: the sums of activations that some formats' products need beside the activations: times the zero that all codes of a sub have,\n"
+    "  or for the sub's minimum. How they are found, how a lane holds them for many tiles, and how minima come into the sums.\n"
+    "*/\n"
+    "\n"
+    "/* The sum of a sub's activations that the format wants: times its zero, which its sums begin with, or for minima. */\n"
+    "#if CODES_MULTIPLY || SUB_HAS_MIN\n"
+    "#define WANTS_SUMS (SUB_HAS_MIN || CODE_ZERO != 0)\n"
+    "DEVICE void sum_activations(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {\n"
+    "    constexpr u32 FACTOR = CODES_MULTIPLY || X == DTYPE_F16 \? SUM_FACTOR * 0x10001u : 0x3f803f80u;\n"
+    "    const u32 factors[4] = {FACTOR, FACTOR, FACTOR, FACTOR};\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < NUM_PAIRS / 2; i++) { /* in the pairs of multiply_codes, which then needn't move them */\n"
+    "        const bool apart = FORMAT == FORMAT_INT4 && X == DTYPE_F16;\n"
+    "        const u32 first = apart \? i / 2 * 4 + i % 2 : i * 2, second = first + (apart \? 2 : 1);\n"
+    "        if (X == DTYPE_BF16 && i == 0) matrix_product_bf16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
+    "        else if (X == DTYPE_BF16) matrix_multiply_bf16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
+    "        else if (i == 0) matrix_product_f16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
+    "        else matrix_multiply_f16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
+    "    }\n"
+    "}\n"
+    "#else\n"
+    "#define WANTS_SUMS 0\n"
+    "#endif\n"
+    "\n"
+    "/* Such sums of a step, as they are held: of tokens 2t and 2t + 1, or for minima of token g in sub t alone, cut into three bf16 and a zero, by which it's exact. */\n"
+    "struct held_sums {\n"
+    "#if MINS_MULTIPLY\n"
+    "    u32 parts[2];\n"
+    "#else\n"
+    "    float of[SUBS][2];\n"
+    "#endif\n"
+    "};\n"
+    "\n"
+    "#if MINS_MULTIPLY\n"
+    "DEVICE void hold_sum(held_sums &held, u32 sub, const float (&sums)[4]) {\n"
+    "    const u32 lane = lane_index(), g = lane >> 2, from = (lane & ~3u) + g / 2;\n"
+    "    const u32 even = warp_shuffle(f32_bits(sums[0]), from), odd = warp_shuffle(f32_bits(sums[1]), from);\n"
+    "    if ((lane & 3) != sub) return;\n"
+    "    float rest = f32_from_bits(g % 2 \? odd : even);\n"
+    "    u16 part[3];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 3; i++) {\n"
+    "        part[i] = f32_to_bf16(rest);\n"
+    "        rest = f32_add(rest, -bf16_to_f32(part[i]));\n"
+    "    }\n"
+    "    held.parts[0] = part[0] | (u32)part[1] << 16;\n"
+    "    held.parts[1] = part[2];\n"
+    "}\n"
+    "\n"
+    "DEVICE void add_mins(float (&sums)[4], const weight_chunk &low, const weight_chunk &high, u32 step, const held_sums &held) {\n"
+    "    const u32 low_pair = min_pair(low, step), high_pair = min_pair(high, step), a[4] = {low_pair, high_pair, low_pair, high_pair};\n"
+    "    float product[4];\n"
+    "    matrix_product_bf16(product, a, held.parts[0], held.parts[1]);\n"
+    "    sums[0] = f32_fma(min_scale(low), product[0], sums[0]);\n"
+    "    sums[1] = f32_fma(min_scale(low), product[1], sums[1]);\n"
+    "    sums[2] = f32_fma(min_scale(high), product[2], sums[2]);\n"
+    "    sums[3] = f32_fma(min_scale(high), product[3], sums[3]);\n"
+    "}\n"
+    "#else\n"
+    "DEVICE void hold_sum(held_sums &held, u32 sub, const float (&sums)[4]) {\n"
+    "    held.of[sub][0] = sums[0];\n"
+    "    held.of[sub][1] = sums[1];\n"
+    "}\n"
+    "#endif\n",
+    NULL};
+static const char *const moer_source_13[] = { /* tile.h */
     "/*\n"
     "  tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights\n"
     "  are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what\n"
-    "  happens to the sums, belongs to the kernels; how the weights come in time, to stream.h; what the bytes of a format mean, to\n"
-    "  packed.h and gguf.h.\n"
+    "  happens to the sums, belongs to the kernels; how the weights come in time, to stream.h and copied.h; what the bytes of a format mean, to\n"
+    "  packed.h and gguf.h; the sums of activations that some formats want, to sums.h.\n"
     "\n"
     "  Constants: FORMAT (weights) and X (dtype of the activations), values as in moe_route.h; ROWS, the number N of rows of a\n"
     "  matrix; INNER, the length K of a row; X_ORDER, the order in which pairs of activations lie in memory: linear (also if not\n"
@@ -4170,8 +4357,8 @@ static const char *const moer_source_12[] = { /* tile.h */
     "\n"
     "  A format's header says for a lane: load_weight_chunk, what it loads of a row in a step; arrange_weight_chunk, the exchange\n"
     "  with the three other lanes of the row; unpack_sub, a sub as pairs of floats in the order PAIR_ORDER; sub_scale and\n"
-    "  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row\n"
-    "  (where ROW_HAS_SCALE); CHUNK_WORDS, 32-bit registers that a chunk takes.\n"
+    "  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; where CODES_MULTIPLY, unpack_codes and code_scale,\n"
+    "  the same for codes that are multiplied as they are; row_scale, for all of a row (where ROW_HAS_SCALE); CHUNK_WORDS, 32-bit registers that a chunk takes.\n"
     "*/\n"
     "#include \"values.h\"\n"
     "\n"
@@ -4216,10 +4403,10 @@ static const char *const moer_source_12[] = { /* tile.h */
     "   fastest (STEPS_TOGETHER), if all get as many and their scales stay at one place in words; otherwise every parts-th. */\n"
     "#define PART_STEPS(parts) ((NUM_STEPS + (parts) - 1) / (parts))\n"
     "#define STEP_STRIDE(parts) (STEPS_TOGETHER(parts) \? 1 : (parts))\n"
-    "#define FIRST_STEP(part, parts) (STEPS_TOGETHER(parts) \? (part) * PART_STEPS(parts) : (part))\n"
+    "#define FIRST_STEP(part, parts) (STEPS_TOGETHER(parts) \? (part) * PART_STEPS(parts) : (part))\n",
     "/* BYTES bytes of weights from `p` on, a power of two up to 32, of which the row has `left`; zero bits for the others. */\n"
     "template <u32 BYTES, u32 ALIGN, u32 WORDS>\n"
-    "DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {\n",
+    "DEVICE void load_weights(u32 (&word)[WORDS], const u8 *p, u32 left) {\n"
     "    static_assert((BYTES + 3) / 4 <= WORDS, \"room for the bytes\");\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < WORDS; i++) word[i] = 0;\n"
@@ -4264,6 +4451,9 @@ static const char *const moer_source_12[] = { /* tile.h */
     "    else second = received;\n"
     "}\n"
     "\n"
+    "#ifndef CODE_SUMS\n"
+    "#define CODE_SUMS 0\n"
+    "#endif\n"
     "#if FORMAT > FORMAT_GGUF\n"
     "#include \"gguf.h\"\n"
     "#else\n"
@@ -4273,6 +4463,10 @@ static const char *const moer_source_12[] = { /* tile.h */
     "#ifndef CODES_MULTIPLY\n"
     "#define CODES_MULTIPLY 0\n"
     "#define CODE_SCALE 1.0f\n"
+    "#define CODE_ZERO 0u\n"
+    "#endif\n"
+    "#ifndef MINS_MULTIPLY\n"
+    "#define MINS_MULTIPLY 0\n"
     "#endif\n"
     "/* Whether all of a step's scales are had at once, by shifts: where a kernel has registers for them. */\n"
     "#if defined(SCALES_AT_ONCE) && defined(SCALES_ARE_EXPONENTS)\n"
@@ -4303,7 +4497,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "\n"
     "/* The input that is value i of a lane's sub. */\n"
     "DEVICE u32 sub_input(u32 step, u32 sub, u32 i) { return step * STEP + sub * 4 * LANE_SUB + i / LANE_RUN * 4 * LANE_RUN + lane_quarter() * LANE_RUN + i % LANE_RUN; }\n"
-    "\n"
+    "\n",
     "/* How the activations come: loaded beside the weights; loaded when needed, where those of several blocks of tokens would take\n"
     "   too many registers; or held, in the order of pairs, for many tiles. */\n"
     "constexpr int X_LOADED = 0, X_LATE = 1, X_HELD = 2;\n"
@@ -4312,7 +4506,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "struct tile_rows {\n"
     "    weight_row low, high;\n"
     "};\n"
-    "\n",
+    "\n"
     "/* What a sum over codes lacks: once the parts are added up, since a power of two rounds nothing. */\n"
     "DEVICE float scale_codes(float sum) { return TENSOR_CORES && CODE_SCALE != 1.0f \? f32_mul(sum, CODE_SCALE) : sum; }\n"
     "\n"
@@ -4377,22 +4571,12 @@ static const char *const moer_source_12[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
+    "#include \"sums.h\"\n"
+    "\n"
     "#if CODES_MULTIPLY\n"
-    "/* What a sub's sums begin with: INT4's zero point, -8 * 2^-24, times the activations. */\n"
-    "DEVICE void multiply_zero_point(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {\n"
-    "    const u32 zero_points[4] = {0x80088008u, 0x80088008u, 0x80088008u, 0x80088008u};\n"
-    "    matrix_product_f16(sums, zero_points, activation[0], activation[2]); /* in the pairs of multiply_codes, which then needn't move them */\n"
-    "    matrix_multiply_f16(sums, zero_points, activation[1], activation[3]);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 4; i < NUM_PAIRS; i += 4) {\n"
-    "        matrix_multiply_f16(sums, zero_points, activation[i], activation[i + 2]);\n"
-    "        matrix_multiply_f16(sums, zero_points, activation[i + 1], activation[i + 3]);\n"
-    "    }\n"
-    "}\n"
-    "\n",
-    "/* One sub's codes, smaller than weights by CODE_SCALE: INT4's are added to what multiply_zero_point gives, others are all of the sums. */\n"
+    "/* One sub's codes, smaller than weights by CODE_SCALE: those with a zero are added to what sum_activations gives, others are all of the sums. */\n"
     "DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {\n"
-    "    if (FORMAT != FORMAT_INT4) return multiply_pairs<true>(sums, low, high, activation);\n"
+    "    if (FORMAT != FORMAT_INT4 || X == DTYPE_BF16) return multiply_pairs<CODE_ZERO == 0>(sums, low, high, activation);\n",
     "    float upper[4]; /* the odd pairs, larger by 16 */\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i += 4) {\n"
@@ -4423,11 +4607,11 @@ static const char *const moer_source_12[] = { /* tile.h */
     "}\n"
     "#endif\n"
     "\n"
-    "/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; with HAS_BEGIN `begin` is what multiply_zero_point\n"
-    "   gives, of tokens 2t and 2t + 1. */\n"
-    "template <int BLOCKS, int HOW, bool HAS_BEGIN>\n"
+    "/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; with HAS_SUMS `held` has the sums of the\n"
+    "   activations. */\n"
+    "template <int BLOCKS, int HOW, bool HAS_SUMS>\n"
     "DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS],\n"
-    "                          const float (&begin)[SUBS][2]) {\n"
+    "                          const held_sums &held) {\n"
     "    arrange_weight_chunk(low);\n"
     "    arrange_weight_chunk(high);\n"
     "#if SCALES_BY_SHIFT\n"
@@ -4438,8 +4622,8 @@ static const char *const moer_source_12[] = { /* tile.h */
     "    for (u32 sub = 0; sub < SUBS; sub++) {\n"
     "        u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];\n"
     "#if CODES_MULTIPLY\n"
-    "        unpack_codes(low, sub, low_pairs);\n"
-    "        unpack_codes(high, sub, high_pairs);\n"
+    "        unpack_codes(low, step, sub, low_pairs);\n"
+    "        unpack_codes(high, step, sub, high_pairs);\n"
     "#else\n"
     "        unpack_sub(low, step, sub, low_pairs);\n"
     "        unpack_sub(high, step, sub, high_pairs);\n"
@@ -4447,7 +4631,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "#if SCALES_BY_SHIFT\n"
     "        const float low_scale = low_scales[sub], high_scale = high_scales[sub];\n"
     "#else\n"
-    "        const float low_scale = SUB_HAS_SCALE \? sub_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE \? sub_scale(high, step, sub) : 1.0f;\n"
+    "        const float low_scale = SUB_HAS_SCALE \? code_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE \? code_scale(high, step, sub) : 1.0f;\n"
     "#endif\n"
     "        const float low_min = SUB_HAS_MIN \? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN \? sub_min(high, step, sub) : 0.0f;\n"
     "#pragma unroll\n"
@@ -4468,32 +4652,43 @@ static const char *const moer_source_12[] = { /* tile.h */
     "                continue;\n"
     "            }\n"
     "            float part[4];\n"
-    "#if CODES_MULTIPLY\n"
-    "            if (HAS_BEGIN)\n"
+    "#if WANTS_SUMS\n"
+    "            float total[4];\n"
+    "            if (!HAS_SUMS) sum_activations(total, activation);\n"
+    "#if !MINS_MULTIPLY\n"
+    "            else\n"
     "#pragma unroll\n"
-    "                for (u32 i = 0; i < 4; i++) part[i] = begin[sub][i % 2];\n"
-    "            else if (FORMAT == FORMAT_INT4) multiply_zero_point(part, activation);\n",
+    "                for (u32 i = 0; i < 4; i++) total[i] = held.of[sub][i % 2];\n"
+    "#endif\n"
+    "#endif\n"
+    "#if CODES_MULTIPLY\n"
+    "#if WANTS_SUMS\n"
+    "            if (!SUB_HAS_MIN)\n"
+    "#pragma unroll\n"
+    "                for (u32 i = 0; i < 4; i++) part[i] = total[i];\n"
+    "#endif\n"
     "            multiply_codes(part, low_pairs, high_pairs, activation);\n"
     "#else\n"
     "            multiply_pairs<true>(part, low_pairs, high_pairs, activation);\n"
     "#endif\n"
-    "            sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);\n"
+    "            sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);\n",
     "            sums[b][1] = f32_fma(low_scale, part[1], sums[b][1]);\n"
     "            sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);\n"
     "            sums[b][3] = f32_fma(high_scale, part[3], sums[b][3]);\n"
-    "            if (SUB_HAS_MIN) { /* rows of ones give the sums of the activations */\n"
-    "                u32 ones[NUM_PAIRS];\n"
-    "#pragma unroll\n"
-    "                for (u32 i = 0; i < NUM_PAIRS; i++) ones[i] = X == DTYPE_F16 \? 0x3c003c00u : 0x3f803f80u;\n"
-    "                float total[4];\n"
-    "                multiply_pairs<true>(total, ones, ones, activation);\n"
-    "                sums[b][0] = f32_fma(low_min, total[0], sums[b][0]);\n"
-    "                sums[b][1] = f32_fma(low_min, total[1], sums[b][1]);\n"
-    "                sums[b][2] = f32_fma(high_min, total[2], sums[b][2]);\n"
-    "                sums[b][3] = f32_fma(high_min, total[3], sums[b][3]);\n"
-    "            }\n"
+    "#if SUB_HAS_MIN\n"
+    "            if (MINS_MULTIPLY && HAS_SUMS) continue;\n"
+    "            sums[b][0] = f32_fma(low_min, total[0], sums[b][0]);\n"
+    "            sums[b][1] = f32_fma(low_min, total[1], sums[b][1]);\n"
+    "            sums[b][2] = f32_fma(high_min, total[2], sums[b][2]);\n"
+    "            sums[b][3] = f32_fma(high_min, total[3], sums[b][3]);\n"
+    "#endif\n"
     "        }\n"
     "    }\n"
+    "#if MINS_MULTIPLY\n"
+    "    if (HAS_SUMS)\n"
+    "#pragma unroll\n"
+    "        for (int b = 0; b < BLOCKS; b++) add_mins(sums[b], low, high, step, held);\n"
+    "#endif\n"
     "}\n"
     "\n"
     "#else /* f32 multiply-adds */\n"
@@ -4548,14 +4743,14 @@ static const char *const moer_source_12[] = { /* tile.h */
     "                            }\n"
     "                        }\n"
     "                    sum[0][n] = f32_fma(low_scale, part[0], sum[0][n]);\n"
-    "                    sum[1][n] = f32_fma(high_scale, part[1], sum[1][n]);\n",
+    "                    sum[1][n] = f32_fma(high_scale, part[1], sum[1][n]);\n"
     "                    if (SUB_HAS_MIN) {\n"
     "                        sum[0][n] = f32_fma(sub_min(low_chunk, step, sub), total, sum[0][n]);\n"
     "                        sum[1][n] = f32_fma(sub_min(high_chunk, step, sub), total, sum[1][n]);\n"
     "                    }\n"
     "                }\n"
     "            }\n"
-    "        }\n"
+    "        }\n",
     "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n"
     "#pragma unroll\n"
     "        for (u32 n = 0; n < 8; n++)\n"
@@ -4583,7 +4778,7 @@ static const char *const moer_source_12[] = { /* tile.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_13[] = { /* held.h */
+static const char *const moer_source_14[] = { /* held.h */
     "/*\n"
     "  held.h: the activations of one token for all of a warp's steps, in registers from tile to tile, in the order in which tile.h multiplies\n"
     "  them. Whether there is room for them is for those who hold them to say.\n"
@@ -4591,13 +4786,13 @@ static const char *const moer_source_13[] = { /* held.h */
     "#if TENSOR_CORES\n"
     "\n"
     "DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }\n"
-    "/* Whether what INT4's sums begin with is held, too: where there is room for both. */\n"
-    "DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }\n"
+    "/* Whether the sums of the activations are held, too: where there is room for both. */\n"
+    "DEVICE constexpr bool holds_sums(u32 parts) { return WANTS_SUMS && held_words(parts) <= (SUBS > 4 \? 16 : 32); }\n"
     "\n"
     "template <u32 PARTS>\n"
     "struct held_activations {\n"
     "    u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];\n"
-    "    float begin[holds_begin(PARTS) \? PART_STEPS(PARTS) : 1][SUBS][2];\n"
+    "    held_sums sums[holds_sums(PARTS) \? PART_STEPS(PARTS) : 1];\n"
     "};\n"
     "\n"
     "template <u32 PARTS>\n"
@@ -4614,12 +4809,11 @@ static const char *const moer_source_13[] = { /* held.h */
     "#pragma unroll\n"
     "            for (u32 sub = 0; sub < SUBS; sub++) {\n"
     "                pair_activations(word[i][sub], held.pair[i][sub]);\n"
-    "#if CODES_MULTIPLY\n"
-    "                if (!holds_begin(PARTS)) continue;\n"
-    "                float begin[4];\n"
-    "                multiply_zero_point(begin, held.pair[i][sub]);\n"
-    "                held.begin[i][sub][0] = begin[0];\n"
-    "                held.begin[i][sub][1] = begin[1];\n"
+    "#if WANTS_SUMS\n"
+    "                if (!holds_sums(PARTS)) continue;\n"
+    "                float sums[4];\n"
+    "                sum_activations(sums, held.pair[i][sub]);\n"
+    "                hold_sum(held.sums[i], sub, sums);\n"
     "#endif\n"
     "            }\n"
     "}\n"
@@ -4633,7 +4827,102 @@ static const char *const moer_source_13[] = { /* held.h */
     "DEVICE void hold_activations(held_activations<PARTS> &, const u8 *, u32) {}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_14[] = { /* stream.h */
+static const char *const moer_source_15[] = { /* copied.h */
+    "/*\n"
+    "  copied.h: a tile of weights in shared memory, as it lies in global memory: where its rows and their scales are, and how a lane takes its part of a step of them. Whoever copies and\n"
+    "  waits includes it, after TILES_IN_SHARED and tile.h.\n"
+    "\n"
+    "  Constants: WARPS, that share the steps of a row.\n"
+    "*/\n"
+    "/* Rows lie so that what the lanes of a row read at once has banks of its own, where each can be copied apart. */\n"
+    "#if FORMAT > FORMAT_GGUF\n"
+    "constexpr u32 BYTES_AT_ONCE = FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? 32 : 16, SCALE_ROW_BYTES = 0;\n"
+    "#else\n"
+    "constexpr u32 BYTES_AT_ONCE = 64 / PIECES, SCALE_ROW_BYTES = GROUP != 0 \? NUM_GROUPS * SCALE_BYTES : 0;\n"
+    "#endif\n"
+    "DEVICE constexpr u32 row_stride(u32 bytes) { return bytes % 16 != 0 || (bytes / BYTES_AT_ONCE % 2 == 1 && bytes % BYTES_AT_ONCE == 0) \? bytes : row_stride(bytes + 16); }\n"
+    "constexpr u32 ROW_STRIDE = row_stride(ROW_BYTES);\n"
+    "/* Words of the tile's data; of its scales, and those that are read with the last row's. */\n"
+    "constexpr u32 DATA_WORDS = 4 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END \? (SCALES_END + 4 + 31) / 32 * 32 : 0, TILE_WORDS = DATA_WORDS + SCALE_WORDS;\n"
+    "\n"
+    "#if FORMAT > FORMAT_GGUF\n"
+    "\n"
+    "/* A lane's place in a tile: where its low row begins the warp's first step, in a block. */\n"
+    "struct data_places {\n"
+    "    shared_place rows;\n"
+    "    u32 skew; /* bytes from that word */\n"
+    "};\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE data_places find_data_places(Words &words, u32 tile) {\n"
+    "    const u32 at = (lane_index() >> 2) * ROW_STRIDE + block_of_step(FIRST_STEP(warp_index(), WARPS)) * BLOCK_BYTES;\n"
+    "    return {shared_place_of(words, tile + at / 4), at % 4};\n"
+    "}\n"
+    "\n"
+    "/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`, of a tile that lies so many words further. */\n"
+    "DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 half, u32 index) {\n"
+    "    const u32 first = FIRST_STEP(warp_index(), WARPS);\n"
+    "    const shared_row row = {shared_place_after(places.rows, further), places.skew, block_of_step(first), half * 8 * ROW_STRIDE};\n"
+    "    return load_chunk(row, first + index * STEP_STRIDE(WARPS), is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS));\n"
+    "}\n"
+    "\n"
+    "#else\n"
+    "\n"
+    "/* A lane's places in a tile. */\n"
+    "struct data_places {\n"
+    "    shared_place rows, scales[2];\n"
+    "    u32 skews[2]; /* of scales, in their words */\n"
+    "};\n"
+    "\n"
+    "template <class Words>\n"
+    "DEVICE data_places find_data_places(Words &words, u32 tile) {\n"
+    "    const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();\n"
+    "    data_places p;\n"
+    "    p.rows = shared_place_of(words, tile + g * (ROW_STRIDE / 4) + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));\n"
+    "#pragma unroll\n"
+    "    for (u32 half = 0; half < 2; half++) {\n"
+    "        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));\n"
+    "        p.skews[half] = at % 4;\n"
+    "        p.scales[half] = shared_place_of(words, tile + DATA_WORDS + (SCALE_ROW_BYTES \? at / 4 : 0));\n"
+    "    }\n"
+    "    return p;\n"
+    "}\n"
+    "\n"
+    "/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`, of a tile that lies so many words further; nothing of what lies\n"
+    "   beyond the row. */\n"
+    "DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 half, u32 index) {\n"
+    "    constexpr u32 SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;\n"
+    "    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = further + half * 2 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;\n"
+    "    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);\n"
+    "    weight_chunk c = {};\n"
+    "#pragma unroll\n"
+    "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
+    "        if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;\n"
+    "        fetch_piece(c, piece, places.rows, from + piece * (BYTES_AT_ONCE / 4));\n"
+    "    }\n"
+    "    if (GROUP == 0) return c;\n",
+    "    /* Words, and where scales lie across them one more. */\n"
+    "    constexpr bool WHOLE = SCALE_ROW_BYTES % 4 == 0 && SUBS * SCALE_BYTES % 4 == 0;\n"
+    "    const u32 at = WHOLE \? 0 : places.skews[half] + (u32)(scales_at(step) - scales_at(first));\n"
+    "    const u32 words = further + (WHOLE \? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);\n"
+    "    u32 word[SCALES_TAKEN + 1];\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales[half], words + i);\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < SCALES_TAKEN; i++) {\n"
+    "        c.scale[i] = WHOLE \? word[i] : select_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (at % 4));\n"
+    "        if (NUM_GROUPS % SUBS != 0 && !inner) { /* the groups that the row has */\n"
+    "            const u32 left = ((u32)NUM_GROUPS - (u32)first_group(step)) * SCALE_BYTES;\n"
+    "            const u32 mask = left >= i * 4 + 4 \? 0xffffffffu : left <= i * 4 \? 0u : (1u << (left % 4 * 8)) - 1;\n"
+    "            c.scale[i] = (c.scale[i] & mask) | (SCALES_BY_SHIFT \? 0x7f7f7f7fu & ~mask : 0u);\n"
+    "        }\n"
+    "    }\n"
+    "    return c;\n"
+    "}\n"
+    "\n"
+    "#endif\n",
+    NULL};
+static const char *const moer_source_16[] = { /* stream.h */
     "/*\n"
     "  stream.h: the weights of a warp's tiles as one stream of steps that never stops: as soon as a step has been taken out, the\n"
     "  one that comes some steps later is on its way, of this tile or of the next. What a step is, and its product, are in\n"
@@ -4764,8 +5053,8 @@ static const char *const moer_source_14[] = { /* stream.h */
     "            weight_chunk &low = stream.low[d], &high = stream.high[d];\n"
     "#endif\n"
     "            if (exists) {\n"
-    "                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_begin(PARTS)>(sums, low, high, x, step, held.pair[index], held.begin[holds_begin(PARTS) \? index : 0]);\n",
-    "                else multiply_step<BLOCKS, HOW, false>(sums, low, high, x, step, stream.x[HOW == X_LOADED \? d : 0], held.begin[0]);\n"
+    "                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_sums(PARTS)>(sums, low, high, x, step, held.pair[index], held.sums[holds_sums(PARTS) \? index : 0]);\n",
+    "                else multiply_step<BLOCKS, HOW, false>(sums, low, high, x, step, stream.x[HOW == X_LOADED \? d : 0], held.sums[0]);\n"
     "            }\n"
     "            if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);\n"
     "            else if (more) load_step_activations(stream, d, next_x, next_part, d);\n"
@@ -4802,7 +5091,7 @@ static const char *const moer_source_14[] = { /* stream.h */
     "}\n"
     "#endif\n",
     NULL};
-static const char *const moer_source_15[] = { /* unpacked.h */
+static const char *const moer_source_17[] = { /* unpacked.h */
     "/*\n"
     "  unpacked.h: quantized weights on their way into a tile in shared memory, as numbers of the activations' type, f16 or bf16, in the order\n"
     "  of K. What is done with the tile belongs to grouped.cu and grouped_warpgroups.cu; what the bytes of a format mean, to packed.h and gguf.h,\n"
@@ -4903,7 +5192,7 @@ static const char *const moer_source_15[] = { /* unpacked.h */
     "}\n"
     "\n",
     NULL};
-static const char *const moer_source_16[] = { /* grouped.h */
+static const char *const moer_source_18[] = { /* grouped.h */
     "/*\n"
     "  grouped.h: the product of a tile of activations and a tile of weight rows by a block of eight warps, for batches in which an\n"
     "  expert has many rows. Both tiles lie in shared memory as f16 or bf16, the activations' type; quantized weights become that on\n"
@@ -5038,7 +5327,7 @@ static const char *const moer_source_16[] = { /* grouped.h */
     "    for (u32 k = 0; k < SLICE / 16; k++) multiply_16<ALL>(sums, words, rows + (x ^ k * 8), weights + (w ^ k * 8), fragments);\n"
     "}\n",
     NULL};
-static const char *const moer_source_17[] = { /* output.h */
+static const char *const moer_source_19[] = { /* output.h */
     "/*\n"
     "  output.h: what matmul.cu and grouped.cu share about the rows of x that they read and the outputs that they write: which row of\n"
     "  x belongs to a row, which weight rows make an output column, and what follows the sums. How the sums come about belongs to\n"
@@ -5081,7 +5370,7 @@ static const char *const moer_source_17[] = { /* output.h */
     "    return BIAS && GATED \? load_value(UP_APART \? a.up_bias : a.bias, (u64)expert * ROWS + column_row(column, true), BIAS) : 0.0f;\n"
     "}\n",
     NULL};
-static const char *const moer_source_18[] = { /* passes.h */
+static const char *const moer_source_20[] = { /* passes.h */
     "/*\n"
     "  passes.h: the work of a matmul over the distinct experts of a batch, and who does which part of it: which tiles of weight rows and which\n"
     "  rows of x there are, the range of them that a block takes, the way from one to the next, and what becomes of a finished\n"
@@ -5298,7 +5587,7 @@ static const char *const moer_source_18[] = { /* passes.h */
     "}\n"
     "\n",
     NULL};
-static const char *const moer_source_19[] = { /* parts.h */
+static const char *const moer_source_21[] = { /* parts.h */
     "/*\n"
     "  parts.h: the sums that the warps have of a tile, each over its part of K: where they lie in shared memory, how a warp leaves its own there, and how an\n"
     "  output's are added up. When they are there, and when they may be overwritten, is for the kernels to say.\n"
@@ -5350,7 +5639,7 @@ static const char *const moer_source_19[] = { /* parts.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_20[] = { /* vector.h */
+static const char *const moer_source_22[] = { /* vector.h */
     "/*\n"
     "  vector.h: N consecutive numbers of a row, loaded and stored in one access where their bytes make one. N is a power of two\n"
     "  up to 8 and divides the row's length, so that an access is aligned when the array is. Quantized weights belong to tile.h.\n"
@@ -5426,7 +5715,7 @@ static const char *const moer_source_20[] = { /* vector.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_21[] = { /* epilogue.h */
+static const char *const moer_source_23[] = { /* epilogue.h */
     "/*\n"
     "  epilogue.h: what the combine adds to a token's sum beside the rows of its experts, in this order: in its slot's place\n"
     "  weight * x for an identity expert, after all slots shared_weight * shared, then the residual; each in f32, a product and\n"
@@ -5470,7 +5759,7 @@ static const char *const moer_source_21[] = { /* epilogue.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_22[] = { /* dispatch.h */
+static const char *const moer_source_24[] = { /* dispatch.h */
     "/*\n"
     "  dispatch.h: what dispatch.cu and dispatch_large.cu share: which rank a pair goes to, and writing the rows and slot rows of a\n"
     "  block's share of consecutive tokens once it is known how many those before it have. How that is counted belongs to the\n"
@@ -5664,7 +5953,7 @@ static const char *const moer_source_22[] = { /* dispatch.h */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_23[] = { /* sort.h */
+static const char *const moer_source_25[] = { /* sort.h */
     "/*\n"
     "  sort.h: what the two sorts of large batches have in common, maps.cu and maps_cub.cu: which pairs have rows, what is counted and added\n"
     "  up, and the block-aligned form. How pairs are ranked is theirs.\n"
@@ -5811,7 +6100,7 @@ static const char *const moer_source_23[] = { /* sort.h */
     "        for (u32 i = aligned_rows / block_size + thread; i < a.maps.aligned_capacity / block_size; i += threads) a.maps.block_to_expert[i] = -1;\n"
     "}\n",
     NULL};
-static const char *const moer_source_24[] = { /* route.cu */
+static const char *const moer_source_26[] = { /* route.cu */
     "/*\n"
     "  route.cu: router and maps of a small batch in one launch of one block: logits [T, E + S] -> ids, weights, the sort of the\n"
     "  T * k <= 512 pairs by expert. With SELECT 0 the ids are given.\n"
@@ -6205,7 +6494,7 @@ static const char *const moer_source_24[] = { /* route.cu */
     "#endif\n"
     "}\n",
     NULL};
-static const char *const moer_source_25[] = { /* topk.cu */
+static const char *const moer_source_27[] = { /* topk.cu */
     "/*\n"
     "  topk.cu: the router alone, for any number of tokens: logits [T, E + S] -> ids [T, k], weights [T, k] and [T, S]. A warp\n"
     "  chooses the experts of a token, eight a block; then as few warps as have lanes for all slots weigh them. Constants: those of select.h.\n"
@@ -6238,7 +6527,7 @@ static const char *const moer_source_25[] = { /* topk.cu */
     "    if (done < here) write_tokens(a, first + done, here - done, num_valid, words, done * SELECT_WORDS, SELECT_WORDS, chosen);\n"
     "}\n",
     NULL};
-static const char *const moer_source_26[] = { /* maps.cu */
+static const char *const moer_source_28[] = { /* maps.cu */
     "/*\n"
     "  maps.cu: the expert maps of any number of pairs: a stable counting sort by expert, in one launch of several blocks or in two.\n"
     "\n"
@@ -6467,7 +6756,7 @@ static const char *const moer_source_26[] = { /* maps.cu */
     "    sort_share(a, begin, end, num_valid, id, expert, false, starts, aligned, next, marks, warp_sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_27[] = { /* maps_cub.cu */
+static const char *const moer_source_29[] = { /* maps_cub.cu */
     "/*\n"
     "  maps_cub.cu: the expert maps of more than 8192 pairs, as maps.cu makes them, ranked by CUB's block primitives. The one kernel family that\n"
     "  needs headers of others.\n"
@@ -6640,7 +6929,7 @@ static const char *const moer_source_27[] = { /* maps_cub.cu */
     "    if (a.maps.block_size) finish_aligned(a, starts, aligned);\n"
     "}\n",
     NULL};
-static const char *const moer_source_28[] = { /* matmul.cu */
+static const char *const moer_source_30[] = { /* matmul.cu */
     "/*\n"
     "  matmul.cu: one expert weight matrix times the rows that chose the expert: gate_up with its activation, and the plain\n"
     "  product. A tile is 16 weight rows of one distinct expert: the warps split K, meet in shared memory, and go through the\n"
@@ -6809,7 +7098,7 @@ static const char *const moer_source_28[] = { /* matmul.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_29[] = { /* matmul_bulk.cu */
+static const char *const moer_source_31[] = { /* matmul_bulk.cu */
     "/*\n"
     "  matmul_bulk.cu: what matmul.cu does with up to 8 rows of x, for weights whose tiles the bulk copy engine can bring: on compute capability 9.0 and newer. Beside\n"
     "  the warps that multiply, each its part of K, a block has one that keeps STAGES tiles under way, and one that adds up the parts of\n"
@@ -6818,16 +7107,18 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "  A stage is a tile's weights, its scales, and then its parts' sums. The warps that multiply arrive at its barrier `done` when they have read the\n"
     "  one and written the other: then the next tile's weights may come. Its barrier `full` says that they are there, and that the sums have been read.\n"
     "\n"
-    "  Constants: those of matmul.cu without ROW_BLOCKS; WARPS, those that multiply: as many as the parts of K. Rows of weights are 16 bytes aligned and whole; scales of 8 rows\n"
-    "  (16, where a tile's rows follow each other) too, or there are none; COLUMNS fill tiles. Threads: (WARPS + 2) * 32; grid: any number of blocks.\n"
+    "  Constants: those of matmul.cu without ROW_BLOCKS; WARPS, those that multiply: as many as the parts of K. 8 rows of weights (16, where a\n"
+    "  tile's rows follow each other) are whole 16 bytes and aligned to them; their scales too, or there are none; COLUMNS fill tiles. Threads: (WARPS + 2) * 32; grid: any number of blocks.\n"
     "*/\n"
     "#include \"device.h\"\n"
     "#include \"args.h\"\n"
     "#include \"scores.h\"\n"
     "#include \"activations.h\"\n"
     "#define SCALES_AT_ONCE\n"
+    "#define TILES_IN_SHARED\n"
     "#include \"tile.h\"\n"
     "#include \"held.h\"\n"
+    "#include \"copied.h\"\n"
     "#define TILE_TOKENS 8\n"
     "#include \"passes.h\"\n"
     "/* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */\n"
@@ -6835,19 +7126,13 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "#define UP_ROWS (ROWS_FOLLOW && GATED \? 1 : 8)\n"
     "#include \"parts.h\"\n"
     "\n"
-    "static_assert(TENSOR_CORES && !ZERO_POINTS && ROW_BYTES % 16 == 0 && EVEN_TILES, \"tiles that the bulk engine can copy\");\n"
+    "constexpr u32 RUN = ROWS_FOLLOW \? 16 : 8; /* rows after each other */\n"
+    "static_assert(TENSOR_CORES && !ZERO_POINTS && RUN * ROW_BYTES % 16 == 0 && EVEN_TILES, \"tiles that the bulk engine can copy\");\n"
     "\n"
     "/* ---- a stage ---- */\n"
     "\n"
     "constexpr u32 STEPS = PART_STEPS(WARPS);\n"
-    "/* Rows lie so that what the lanes of a row read at once, 64 / PIECES bytes, has banks of its own. */\n"
-    "constexpr u32 BYTES_AT_ONCE = 64 / PIECES;\n"
-    "DEVICE constexpr u32 row_stride(u32 bytes) { return bytes / BYTES_AT_ONCE % 2 == 1 && bytes % BYTES_AT_ONCE == 0 \? bytes : row_stride(bytes + 16); }\n"
-    "constexpr u32 ROW_STRIDE = row_stride(ROW_BYTES) / 4; /* words */\n"
-    "constexpr u32 SCALE_ROW_BYTES = GROUP != 0 \? NUM_GROUPS * SCALE_BYTES : 0;\n"
-    "constexpr u32 RUN = ROWS_FOLLOW \? 16 : 8; /* rows after each other */\n"
-    "constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END \? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTS_AT = DATA_WORDS + SCALE_WORDS;\n"
-    "constexpr u32 STAGE_WORDS = PARTS_AT + PARTS_SIZE;\n"
+    "constexpr u32 STAGE_WORDS = TILE_WORDS + PARTS_SIZE;\n"
     "constexpr u32 BARRIER_WORDS = 32, STAGES_THAT_FIT = (SHARED_BYTES / 4 - BARRIER_WORDS) / STAGE_WORDS, STAGES = STAGES_THAT_FIT < 6 \? STAGES_THAT_FIT : 6;\n"
     "static_assert(STAGES >= 2, \"room for two stages\");\n"
     "\n"
@@ -6858,97 +7143,45 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "}\n"
     "\n"
     "struct stage_place {\n"
-    "    u32 index, parity;\n"
+    "    u32 index, parity, words; /* from the first stage's begin to this one's */\n"
     "};\n"
     "DEVICE void next_stage(stage_place &s) {\n"
     "    s.index++;\n"
+    "    s.words += STAGE_WORDS;\n"
     "    if (s.index == STAGES) {\n"
-    "        s.index = 0;\n"
+    "        s.index = s.words = 0;\n"
     "        s.parity ^= 1;\n"
     "    }\n"
     "}\n"
     "\n"
     "/* ---- those that multiply ---- */\n"
     "\n"
-    "/* A lane's places in the first stage. */\n"
-    "struct lane_places {\n"
-    "    shared_place data, scales[2];\n"
-    "    part_places sums;\n"
-    "    u32 skews[2]; /* of scales, in their words */\n"
-    "};\n"
-    "\n"
-    "template <class Words>\n"
-    "DEVICE lane_places find_lane_places(Words &words) {\n"
-    "    const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();\n"
-    "    lane_places p;\n"
-    "    p.data = shared_place_of(words, BARRIER_WORDS + g * ROW_STRIDE + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));\n"
-    "#pragma unroll\n"
-    "    for (u32 half = 0; half < 2; half++) {\n"
-    "        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));\n"
-    "        p.skews[half] = at % 4;\n"
-    "        p.scales[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + (SCALE_ROW_BYTES \? at / 4 : 0));\n"
-    "    }\n",
-    "    p.sums = find_part_places(words, BARRIER_WORDS + PARTS_AT);\n"
-    "    return p;\n"
-    "}\n"
-    "\n"
-    "/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`; nothing of what lies beyond the row. */\n"
-    "DEVICE weight_chunk fetch_chunk_of(const lane_places &places, u32 stage, u32 half, u32 index) {\n"
-    "    constexpr u32 SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;\n"
-    "    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = stage + half * 8 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;\n"
-    "    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);\n"
-    "    weight_chunk c = {};\n"
-    "#pragma unroll\n"
-    "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
-    "        if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;\n"
-    "        fetch_piece(c, piece, places.data, from + piece * (BYTES_AT_ONCE / 4));\n"
-    "    }\n"
-    "    if (GROUP == 0) return c;\n"
-    "    /* Words, and where scales lie across them one more. */\n"
-    "    constexpr bool WHOLE = SCALE_ROW_BYTES % 4 == 0 && SUBS * SCALE_BYTES % 4 == 0;\n"
-    "    const u32 at = WHOLE \? 0 : places.skews[half] + (u32)(scales_at(step) - scales_at(first));\n"
-    "    const u32 words = stage + (WHOLE \? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);\n"
-    "    u32 word[SCALES_TAKEN + 1];\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales[half], words + i);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < SCALES_TAKEN; i++) {\n"
-    "        c.scale[i] = WHOLE \? word[i] : select_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (at % 4));\n"
-    "        if (NUM_GROUPS % SUBS != 0 && !inner) { /* the groups that the row has */\n"
-    "            const u32 left = ((u32)NUM_GROUPS - (u32)first_group(step)) * SCALE_BYTES;\n"
-    "            const u32 mask = left >= i * 4 + 4 \? 0xffffffffu : left <= i * 4 \? 0u : (1u << (left % 4 * 8)) - 1;\n"
-    "            c.scale[i] = (c.scale[i] & mask) | (SCALES_BY_SHIFT \? 0x7f7f7f7fu & ~mask : 0u);\n"
-    "        }\n"
-    "    }\n"
-    "    return c;\n"
-    "}\n"
-    "\n"
     "template <class Words>\n"
     "DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, tile_place p, Words &words, const shared_place &barriers) {\n"
-    "    const lane_places places = find_lane_places(words);\n"
+    "    const data_places places = find_data_places(words, BARRIER_WORDS);\n"
+    "    const part_places own_sums = find_part_places(words, BARRIER_WORDS + TILE_WORDS);\n"
     "    const u32 warp = warp_index();\n"
     "    const u8 *const no_x[1] = {0};\n"
     "    held_activations<WARPS> held;\n"
-    "    stage_place s = {0, 0};\n"
+    "    stage_place s = {0, 0, 0};\n"
     "    bool other_rows = true;\n"
     "    u32 x_row = p.left \? find_x_row(a, maps, p, lane_index() >> 2) : 0;\n"
     "#pragma unroll 1\n"
     "    while (p.left) {\n"
     "        if (other_rows) hold_activations(held, activations(a, x_row), warp);\n"
     "        float sums[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};\n"
-    "        const u32 stage = s.index * STAGE_WORDS;\n"
     "        shared_barrier_wait(barriers, s.index * 2, s.parity);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < STEPS; i++)\n"
     "            if (step_exists<WARPS>(warp, i)) {\n"
-    "                weight_chunk low = fetch_chunk_of(places, stage, 0, i), high = fetch_chunk_of(places, stage, 1, i);\n"
-    "                multiply_step<1, X_HELD, holds_begin(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.begin[holds_begin(WARPS) \? i : 0]);\n"
+    "                weight_chunk low = fetch_chunk_of(places, s.words, 0, i), high = fetch_chunk_of(places, s.words, 1, i);\n"
+    "                multiply_step<1, X_HELD, holds_sums(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.sums[holds_sums(WARPS) \? i : 0]);\n"
     "            }\n"
     "        if (ROW_HAS_SCALE) {\n"
-    "            const u32 g = lane_index() >> 2;\n"
+    "            const u32 g = lane_index() >> 2;\n",
     "            scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));\n"
     "        }\n"
-    "        leave_part(places.sums, stage, sums);\n"
+    "        leave_part(own_sums, s.words, sums);\n"
     "        shared_barrier_arrive(barriers, (STAGES + s.index) * 2);\n"
     "        next_stage(s);\n"
     "        other_rows = next_tile(a, p);\n"
@@ -6959,27 +7192,30 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "/* ---- the one that copies, and the one that finishes ---- */\n"
     "\n"
     "/* A tile's weights into a stage: row by row where rows have others' banks only with words between them. What is the same in all lanes, and known to be,\n"
-    "   is worked out beside them. */\n",
+    "   is worked out once for all of them, and by one lane in line: 120 instructions, where each copy's own choice of a lane would make 520. */\n"
     "template <class Words>\n"
     "DEVICE void copy_tile(const moer_matmul_args &a, const tile_place &p, Words &words, const shared_place &barriers, u32 stage) {\n"
-    "    constexpr u32 ROWS_AT_ONCE = ROW_STRIDE * 4 == ROW_BYTES \? RUN : 1;\n"
+    "    constexpr u32 ROWS_AT_ONCE = ROW_STRIDE == ROW_BYTES \? RUN : 1;\n"
     "    const shared_place memory = shared_place_of(words, BARRIER_WORDS);\n"
     "    const u32 expert = warp_shuffle(p.expert, 0), tile = warp_shuffle(p.tile, 0), s = warp_shuffle(stage, 0);\n"
+    "    if (!elect_lane()) return;\n"
     "    shared_barrier_expect(barriers, s * 2, 16 * ((u32)ROW_BYTES + SCALE_ROW_BYTES));\n"
     "#pragma unroll\n"
     "    for (u32 first = 0; first < 16; first += RUN) {\n"
     "        const weight_row run = find_tile_row(a, expert, tile, first);\n"
     "#pragma unroll\n"
     "        for (u32 r = 0; r < RUN; r += ROWS_AT_ONCE)\n"
-    "            copy_bulk(memory, s * STAGE_WORDS + (first + r) * ROW_STRIDE, run.data + r * ROW_BYTES, ROWS_AT_ONCE * (u32)ROW_BYTES, barriers, s * 2);\n"
+    "            copy_bulk(memory, s * STAGE_WORDS + (first + r) * ROW_STRIDE / 4, run.data + r * ROW_BYTES, ROWS_AT_ONCE * (u32)ROW_BYTES, barriers, s * 2);\n"
+    "#if FORMAT < FORMAT_GGUF\n"
     "        if (GROUP != 0) copy_bulk(memory, s * STAGE_WORDS + DATA_WORDS + first * SCALE_ROW_BYTES / 4, run.scales, RUN * SCALE_ROW_BYTES, barriers, s * 2);\n"
+    "#endif\n"
     "    }\n"
     "}\n"
     "\n"
     "/* Keeps as many tiles under way as there are stages. */\n"
     "template <class Words>\n"
     "DEVICE void copy_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {\n"
-    "    stage_place s = {0, 1};\n"
+    "    stage_place s = {0, 1, 0};\n"
     "#pragma unroll 1\n"
     "    for (u32 i = 0; p.left; i++) {\n"
     "        if (i >= STAGES) shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);\n"
@@ -6994,7 +7230,7 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {\n"
     "    constexpr u32 LANE_OUTPUTS = TILE_COLUMNS * 8 / 32;\n"
     "    const u32 c = lane_index() % TILE_COLUMNS, first_token = lane_index() / TILE_COLUMNS;\n"
-    "    stage_place s = {0, 0};\n"
+    "    stage_place s = {0, 0, 0};\n"
     "    for (u32 i = 0; i < STAGES; i++) shared_barrier_arrive(barriers, i * 2); /* nothing was there to be read */\n"
     "#pragma unroll 1\n"
     "    while (p.left) {\n"
@@ -7007,7 +7243,7 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "        shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < LANE_OUTPUTS; i++)\n"
-    "            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.index * STAGE_WORDS + PARTS_AT, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);\n"
+    "            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.words + TILE_WORDS, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);\n"
     "        shared_barrier_arrive(barriers, s.index * 2);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < LANE_OUTPUTS; i++)\n"
@@ -7017,7 +7253,7 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "    }\n"
     "}\n"
     "\n"
-    "KERNEL_SHARING(moe_route_matmul_bulk, (WARPS + 2) * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n"
+    "KERNEL_SHARING(moe_route_matmul_bulk, (WARPS + 2) * 32, RESIDENT_BLOCKS, moer_matmul_args) {\n",
     "    DYNAMIC_SHARED(words); /* the barriers `full` and `done` of all stages; then the stages */\n"
     "    const shared_place barriers = shared_place_of(words, 0);\n"
     "    const u32 warp = warp_index();\n"
@@ -7031,7 +7267,7 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "        for (u32 i = thread_index(); i < STAGES * REST; i += block_threads()) words[BARRIER_WORDS + i / REST * STAGE_WORDS + DATA_WORDS + SCALES_END + i % REST] = 0;\n"
     "    }\n"
     "    wait_if(!MAPS_ARE_THERE);\n"
-    "    const first_maps maps = load_first_maps(a);\n",
+    "    const first_maps maps = load_first_maps(a);\n"
     "    const tile_place p = enter_range(a, maps, load_map(a.distinct_count));\n"
     "    if (OUT_INDEX == 1) clear_other_pairs(a);\n"
     "    block_barrier();\n"
@@ -7045,7 +7281,7 @@ static const char *const moer_source_29[] = { /* matmul_bulk.cu */
     "    prefetch_next(a);\n"
     "}\n",
     NULL};
-static const char *const moer_source_30[] = { /* grouped.cu */
+static const char *const moer_source_32[] = { /* grouped.cu */
     "/*\n"
     "  grouped.cu: an expert weight matrix times the rows that chose the expert, in batches with many rows an expert: the same products as\n"
     "  matmul.cu, with rows as the matrix fragments' rows and weights as their columns. A block computes a tile of TILE_ROWS rows of\n"
@@ -7278,7 +7514,7 @@ static const char *const moer_source_30[] = { /* grouped.cu */
     "    finish_tile(a, p, sums);\n"
     "}\n",
     NULL};
-static const char *const moer_source_31[] = { /* grouped_warpgroups.cu */
+static const char *const moer_source_33[] = { /* grouped_warpgroups.cu */
     "/*\n"
     "  grouped_warpgroups.cu: what grouped.cu computes, on compute capability 9.0, whose tensor cores read both operands from shared memory:\n"
     "  four warps, a warpgroup, start a product together and go on while it is done.\n"
@@ -7730,7 +7966,7 @@ static const char *const moer_source_31[] = { /* grouped_warpgroups.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_32[] = { /* down.cu */
+static const char *const moer_source_34[] = { /* down.cu */
     "/*\n"
     "  down.cu: the down matmul of a small batch, and the combine, in one kernel:\n"
     "  y[t] = sum over j of weights[t, j] * (down[e] @ h[row] + bias[e]), in the order of j; then what epilogue.h adds. Tokens of\n"
@@ -7772,13 +8008,11 @@ static const char *const moer_source_32[] = { /* down.cu */
     "    p.h = TENSOR_CORES || wanted < p.end_row \? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0;\n"
     "}\n"
     "\n"
-    "template <class Experts, class Offsets>\n"
-    "DEVICE void enter_item(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 item, u32 total) {\n"
+    "DEVICE void enter_item(const moer_down_args &a, place &p, u32 item, u32 expert, u32 base, u32 end_row) {\n"
+    "    const u32 column = block_index_x() * 16 + (lane_index() >> 2);\n"
     "    p.item = item;\n"
-    "    if (item >= total) return;\n"
-    "    const u32 d = item / K_SPLIT, column = block_index_x() * 16 + (lane_index() >> 2), expert = (u32)experts[d];\n"
-    "    p.base = (u32)offsets[d];\n"
-    "    p.end_row = (u32)offsets[d + 1];\n"
+    "    p.base = base;\n"
+    "    p.end_row = end_row;\n"
     "    p.rows.low = find_weight_row(a.weights, expert, column < ROWS \? column : ROWS - 1);\n"
     "    p.rows.high = find_weight_row(a.weights, expert, column + 8 < ROWS \? column + 8 : ROWS - 1);\n"
     "    find_h(a, p);\n"
@@ -7787,8 +8021,10 @@ static const char *const moer_source_32[] = { /* down.cu */
     "template <class Experts, class Offsets>\n"
     "DEVICE void advance(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 total) {\n"
     "    p.base += 8;\n"
-    "    if (p.base >= p.end_row) enter_item(a, experts, offsets, p, p.item + block_threads() / 32, total);\n"
-    "    else find_h(a, p);\n"
+    "    if (p.base < p.end_row) return find_h(a, p);\n"
+    "    const u32 item = p.item + block_threads() / 32, d = item / K_SPLIT;\n"
+    "    p.item = item;\n"
+    "    if (item < total) enter_item(a, p, item, (u32)experts[d], (u32)offsets[d], (u32)offsets[d + 1]);\n"
     "}\n"
     "\n"
     "KERNEL(moe_route_down, 512, moer_down_args) {\n"
@@ -7798,17 +8034,32 @@ static const char *const moer_source_32[] = { /* down.cu */
     "    SHARED(int, pair_row, MAX_PAIRS);\n"
     "    SHARED(float, pair_weight, MAX_PAIRS);\n"
     "    const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();\n"
-    "    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;\n"
-    "    for (u32 d = thread_index(); d < num_distinct; d += block_threads()) experts[d] = (int)load_fresh_4(a.distinct_experts + d);\n"
-    "    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);\n"
-    "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);\n",
-    "    block_barrier();\n"
+    "    /* The maps, with what lies beyond the last distinct expert and isn't used; and a warp's first item at once, since loads that wait for each other would be a\n"
+    "       good part of a step with few tokens. */\n"
+    "    const u32 item = warp_index(), d = item / K_SPLIT;\n"
     "    place next = {};\n"
     "    weight_stream<X_LOADED, K_SPLIT> stream;\n"
     "    const stream_places places = {};\n"
     "    const held_activations<K_SPLIT> held = {};\n"
-    "    enter_item(a, experts, offsets, next, warp_index(), total);\n"
-    "    if (next.item < total) start_weights(stream, places, next.rows, next.item % K_SPLIT);\n"
+    "    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;\n",
+    "    u32 expert = 0, base = 0, end_row = 0;\n"
+    "    if (d < a.max_distinct) {\n"
+    "        expert = load_fresh_4(a.distinct_experts + d);\n"
+    "        base = load_fresh_4(a.distinct_offsets + d);\n"
+    "        end_row = load_fresh_4(a.distinct_offsets + d + 1);\n"
+    "    }\n"
+    "    if (thread_index() == 0) offsets[0] = 0;\n"
+    "    for (u32 i = thread_index(); i < a.max_distinct; i += block_threads()) {\n"
+    "        experts[i] = (int)load_fresh_4(a.distinct_experts + i);\n"
+    "        offsets[i + 1] = (int)load_fresh_4(a.distinct_offsets + i + 1);\n"
+    "    }\n"
+    "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);\n"
+    "    next.item = item;\n"
+    "    if (item < total) {\n"
+    "        enter_item(a, next, item, expert, base, end_row);\n"
+    "        start_weights(stream, places, next.rows, item % K_SPLIT);\n"
+    "    }\n"
+    "    block_barrier();\n"
     "    wait_for_previous_kernels();\n"
     "    let_next_kernel_start();\n"
     "    if (next.item < total) start_activations(stream, next.h, next.item % K_SPLIT);\n"
@@ -7857,7 +8108,7 @@ static const char *const moer_source_32[] = { /* down.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_33[] = { /* combine.cu */
+static const char *const moer_source_35[] = { /* combine.cu */
     "/*\n"
     "  combine.cu: y[t] = sum over j of weights[t, j] * rows[pair_to_row[t, j]], in the order of j, in f32; then what epilogue.h\n"
     "  adds. Tokens of padding get 0. No atomics: a thread owns VECTOR output columns of a token.\n"
@@ -7916,7 +8167,7 @@ static const char *const moer_source_33[] = { /* combine.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_34[] = { /* expand.cu */
+static const char *const moer_source_36[] = { /* expand.cu */
     "/*\n"
     "  expand.cu: rows[r] = x[row_to_pair[r] / k], zeros where the row doesn't exist: the activations in the order of the maps,\n"
     "  for matmuls that can't gather for themselves. A pure copy: the dtype is only a size.\n"
@@ -7949,7 +8200,7 @@ static const char *const moer_source_34[] = { /* expand.cu */
     "    }\n"
     "}\n",
     NULL};
-static const char *const moer_source_35[] = { /* dispatch.cu */
+static const char *const moer_source_37[] = { /* dispatch.cu */
     "/*\n"
     "  dispatch.cu: what each of NUM_RANKS ranks gets of a batch: a token is a row of every rank that has an expert of it, once;\n"
     "  a slot that such a rank serves is a slot row. Rows of a rank are in the order of tokens, its slot rows in that of pairs.\n"
@@ -7984,7 +8235,7 @@ static const char *const moer_source_35[] = { /* dispatch.cu */
     "    send_share(a, share, num_valid, rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_36[] = { /* dispatch_large.cu */
+static const char *const moer_source_38[] = { /* dispatch_large.cu */
     "/*\n"
     "  dispatch_large.cu: dispatch.cu's outputs, for batches whose pairs are too many to be counted by every block, in two launches:\n"
     "\n"
@@ -8052,7 +8303,7 @@ static const char *const moer_source_36[] = { /* dispatch_large.cu */
     "    send_share(a, find_share(a, block_index_y(), grid_blocks_y()), valid_tokens(a.num_valid_tokens, a.num_tokens), rank, row_of, slot_of, total, before, start);\n"
     "}\n",
     NULL};
-static const char *const moer_source_37[] = { /* slots.cu */
+static const char *const moer_source_39[] = { /* slots.cu */
     "/*\n"
     "  slots.cu: a slot row for each pair of a local expert, numbered in the order of pairs from the start of its source's rows:\n"
     "  how the results of tokens that other ranks sent lie, to be sent back. A block goes through the pairs of one source.\n"
@@ -8104,34 +8355,36 @@ static const moer_source moer_sources[] = {
     {"packed.h", moer_source_9},
     {"gguf.h", moer_source_10},
     {"values.h", moer_source_11},
-    {"tile.h", moer_source_12},
-    {"held.h", moer_source_13},
-    {"stream.h", moer_source_14},
-    {"unpacked.h", moer_source_15},
-    {"grouped.h", moer_source_16},
-    {"output.h", moer_source_17},
-    {"passes.h", moer_source_18},
-    {"parts.h", moer_source_19},
-    {"vector.h", moer_source_20},
-    {"epilogue.h", moer_source_21},
-    {"dispatch.h", moer_source_22},
-    {"sort.h", moer_source_23},
-    {"route.cu", moer_source_24},
-    {"topk.cu", moer_source_25},
-    {"maps.cu", moer_source_26},
-    {"maps_cub.cu", moer_source_27},
-    {"matmul.cu", moer_source_28},
-    {"matmul_bulk.cu", moer_source_29},
-    {"grouped.cu", moer_source_30},
-    {"grouped_warpgroups.cu", moer_source_31},
-    {"down.cu", moer_source_32},
-    {"combine.cu", moer_source_33},
-    {"expand.cu", moer_source_34},
-    {"dispatch.cu", moer_source_35},
-    {"dispatch_large.cu", moer_source_36},
-    {"slots.cu", moer_source_37},
+    {"sums.h", moer_source_12},
+    {"tile.h", moer_source_13},
+    {"held.h", moer_source_14},
+    {"copied.h", moer_source_15},
+    {"stream.h", moer_source_16},
+    {"unpacked.h", moer_source_17},
+    {"grouped.h", moer_source_18},
+    {"output.h", moer_source_19},
+    {"passes.h", moer_source_20},
+    {"parts.h", moer_source_21},
+    {"vector.h", moer_source_22},
+    {"epilogue.h", moer_source_23},
+    {"dispatch.h", moer_source_24},
+    {"sort.h", moer_source_25},
+    {"route.cu", moer_source_26},
+    {"topk.cu", moer_source_27},
+    {"maps.cu", moer_source_28},
+    {"maps_cub.cu", moer_source_29},
+    {"matmul.cu", moer_source_30},
+    {"matmul_bulk.cu", moer_source_31},
+    {"grouped.cu", moer_source_32},
+    {"grouped_warpgroups.cu", moer_source_33},
+    {"down.cu", moer_source_34},
+    {"combine.cu", moer_source_35},
+    {"expand.cu", moer_source_36},
+    {"dispatch.cu", moer_source_37},
+    {"dispatch_large.cu", moer_source_38},
+    {"slots.cu", moer_source_39},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "a313263730ea79d01979c51be5ad86e3ce9e503e860243ca067c8a4dd506116c";
+static const char moer_sources_digest[] = "39b03a1b600faa5c96c8ad8e170a046e565f225c8e9dae96a1eb3100d8b29b10";
 
 /* ---- src/base.c ---- */
 /*
@@ -14178,18 +14431,25 @@ static uint32_t moer_bulk_blocks(const moer_matrix *matrix) {
     return blocks == 0 ? 1 : blocks;
 }
 
+/* About what a tile takes there, with `padding` bytes between its rows. */
+static size_t moer_bulk_stage(const moer_matrix *matrix, uint32_t padding) {
+    return 16 * (moer_row_bytes(matrix) + padding + moer_scale_row_bytes(matrix)) + 128 + (size_t)moer_bulk_warps(matrix) * 512;
+}
+
 /* Their shared memory. Three or four tiles under way are enough, and L1, which gets the rest, is what a kernel that follows loads through. */
 static uint32_t moer_bulk_shared(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const uint32_t blocks = moer_bulk_blocks(matrix), share = moer_block_kilobytes(layer, blocks), enough = 134 / blocks;
+    const uint32_t blocks = moer_bulk_blocks(matrix), share = moer_block_kilobytes(layer, blocks), three = (uint32_t)(3 * moer_bulk_stage(matrix, 64) / 1024 + 1);
+    const uint32_t enough = 134 / blocks > three ? 134 / blocks : three;
     return 1024 * (share < enough ? share : enough);
 }
 
 /* Whether tiles of the matrix are what matmul_bulk.cu can copy, and two fit, as far as its shape says: where it lies decides no sum. */
 static int moer_matrix_has_bulk_tiles(const moe_route_layer *layer, const moer_matrix *matrix) {
     const size_t row_bytes = moer_row_bytes(matrix), scale_bytes = moer_scale_row_bytes(matrix);
-    if (layer->context->target < 90 || !moer_uses_tensor_cores(layer, matrix) || !moer_is_quantized(matrix->format) || matrix->format > MOE_ROUTE_FORMAT_GGUF) return 0;
-    if (matrix->zero_points != 0 || matrix->group_rows != 1 || matrix->global > 2 || row_bytes % 16 != 0 || scale_bytes % 2 != 0 || matrix->rows % 16 != 0 || matrix->inner > 4096) return 0;
-    return 2 * (16 * (row_bytes + 128 + scale_bytes) + 256 + (size_t)moer_bulk_warps(matrix) * 512) + 128 <= moer_bulk_shared(layer, matrix);
+    if (layer->context->target < 90 || !moer_uses_tensor_cores(layer, matrix) || !moer_is_quantized(matrix->format)) return 0;
+    if (row_bytes % (matrix->format > MOE_ROUTE_FORMAT_GGUF ? 2 : 16) != 0) return 0;
+    if (matrix->zero_points != 0 || matrix->group_rows != 1 || matrix->global > 2 || scale_bytes % 2 != 0 || matrix->rows % 16 != 0 || matrix->inner > 4096) return 0;
+    return 2 * moer_bulk_stage(matrix, 144) + 128 <= moer_bulk_shared(layer, matrix);
 }
 
 static int moer_matmul_is_bulk(const moe_route_layer *layer, const moer_matrix *matrix) {
@@ -14265,6 +14525,7 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
 /* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
    bf16, make nothing of it. */
 static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (matrix->format > MOE_ROUTE_FORMAT_GGUF) return moer_matrix_has_bulk_tiles(layer, matrix) && moer_bulk_inputs(matrix) == 128;
     return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
 }
 
@@ -14277,7 +14538,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         const uint32_t blocks = bulk ? moer_bulk_blocks(matrix) : moer_matmul_blocks(kind->warps);
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
-        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(layer, matrix));
+        moer_define_given(defines, "CODE_SUMS", (kind->activated || matrix->format > MOE_ROUTE_FORMAT_GGUF) && moer_uses_code_sums(layer, matrix));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
@@ -14640,8 +14901,9 @@ static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs
    warps at one token; each at least two steps long, which a warp loads together; and the partial sums of all pairs fit. */
 static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
+    const int bulk = layer->down.inner > MOER_FUSED_INPUTS || layer->down.format > MOE_ROUTE_FORMAT_GGUF;
     if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
-    if (desc->fused_combine != MOE_ROUTE_ON && layer->down.inner > MOER_FUSED_INPUTS && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
+    if (desc->fused_combine != MOE_ROUTE_ON && bulk && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
         layer->down_parts = moer_bulk_warps(&layer->down);
         layer->fused_combine = 0;
         return MOE_ROUTE_OK;
@@ -15210,6 +15472,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->row_to_expert = routing->maps.row_to_expert;
         args->epilogue = moer_layer_epilogue(layer, from, routing);
         args->num_tokens = from->num_tokens;
+        args->max_distinct = distinct;
         return;
     }
     launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->down_grouped, &layer->down, from->num_tokens)

@@ -115,7 +115,7 @@ typedef struct moer_down_args {
     MOER_ADDRESS(const int) pair_to_row;       /* [T * k] */
     MOER_ADDRESS(const int) row_to_expert;     /* [T * k] */
     moer_epilogue epilogue;
-    unsigned int num_tokens;
+    unsigned int num_tokens, max_distinct;     /* the arrays of distinct experts have room for so many */
 } moer_down_args;
 
 /* expand.cu */

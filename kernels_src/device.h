@@ -89,6 +89,12 @@ DEVICE u32 and_or(u32 a, u32 mask, u32 bits) { u32 d; asm("lop3.b32 %0, %1, %2, 
 DEVICE u32 or_and(u32 a, u32 b, u32 mask) { u32 d; asm("lop3.b32 %0, %1, %2, %3, 0xa8;" : "=r"(d) : "r"(a), "r"(b), "r"(mask)); return d; }
 /* The four bytes of the result are chosen by the four hex digits of `selector` from the bytes of a (0-3) and b (4-7). */
 DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+/* A constant that has a register, by being unknown to the compiler: an instruction takes one constant, and to move another one costs as much as it does. */
+DEVICE u32 in_register(u32 constant) {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return constant + (thread >> 16);
+}
 
 /* count + (a > b) for a given ~b, by the carry of a sum: half of what a comparison and its use take. */
 DEVICE u32 count_above(u32 count, u32 a, u32 not_b) {
@@ -229,6 +235,8 @@ DEVICE shared_place shared_place_at(const u32 *word) {
     asm volatile("mov.u32 %0, %1;" : "=r"(place.address) : "r"((u32)__cvta_generic_to_shared(word)));
     return place;
 }
+/* So many words further on. */
+DEVICE shared_place shared_place_after(const shared_place &place, u32 i) { return {place.address + i * 4}; }
 DEVICE u32 shared_load_from(const shared_place &from, u32 i) {
     u32 d;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(from.address + i * 4) : "memory");
@@ -275,6 +283,12 @@ template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_gro
    whole 16 bytes from global memory, both ends aligned to 16. Then they are there for all who wait, and until then nobody touches them; what was there
    has been read before a barrier that whoever copies has waited at. */
 #if __CUDA_ARCH__ >= 900
+/* True in one lane of the warp, all of whose lanes are there: what that one does alone, the compiler then works out once for all. */
+DEVICE bool elect_lane() {
+    u32 chosen;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(chosen) :: "memory");
+    return chosen != 0;
+}
 DEVICE void shared_barrier_start(const shared_place &barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;" :: "r"(barrier.address), "r"(arrivals) : "memory");
 }
@@ -282,13 +296,13 @@ DEVICE void shared_barrier_arrive(const shared_place &barrier, u32 i) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier.address + i * 4) : "memory");
 }
 DEVICE void shared_barrier_expect(const shared_place &barrier, u32 i, u32 bytes) {
-    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }" :: "r"(barrier.address + i * 4), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier.address + i * 4), "r"(bytes) : "memory");
 }
 DEVICE void shared_barrier_wait(const shared_place &barrier, u32 i, u32 parity) {
     asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again; }" :: "r"(barrier.address + i * 4), "r"(parity) : "memory");
 }
 DEVICE void copy_bulk(const shared_place &to, u32 i, const void *p, u32 bytes, const shared_place &barrier, u32 barrier_i) {
-    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3]; }"
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         :: "r"(to.address + i * 4), "l"(p), "r"(bytes), "r"(barrier.address + barrier_i * 4) : "memory");
 }
 #endif

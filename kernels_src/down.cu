@@ -39,13 +39,11 @@ DEVICE void find_h(const moer_down_args &a, place &p) {
     p.h = TENSOR_CORES || wanted < p.end_row ? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0;
 }
 
-template <class Experts, class Offsets>
-DEVICE void enter_item(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 item, u32 total) {
+DEVICE void enter_item(const moer_down_args &a, place &p, u32 item, u32 expert, u32 base, u32 end_row) {
+    const u32 column = block_index_x() * 16 + (lane_index() >> 2);
     p.item = item;
-    if (item >= total) return;
-    const u32 d = item / K_SPLIT, column = block_index_x() * 16 + (lane_index() >> 2), expert = (u32)experts[d];
-    p.base = (u32)offsets[d];
-    p.end_row = (u32)offsets[d + 1];
+    p.base = base;
+    p.end_row = end_row;
     p.rows.low = find_weight_row(a.weights, expert, column < ROWS ? column : ROWS - 1);
     p.rows.high = find_weight_row(a.weights, expert, column + 8 < ROWS ? column + 8 : ROWS - 1);
     find_h(a, p);
@@ -54,8 +52,10 @@ DEVICE void enter_item(const moer_down_args &a, Experts &experts, Offsets &offse
 template <class Experts, class Offsets>
 DEVICE void advance(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 total) {
     p.base += 8;
-    if (p.base >= p.end_row) enter_item(a, experts, offsets, p, p.item + block_threads() / 32, total);
-    else find_h(a, p);
+    if (p.base < p.end_row) return find_h(a, p);
+    const u32 item = p.item + block_threads() / 32, d = item / K_SPLIT;
+    p.item = item;
+    if (item < total) enter_item(a, p, item, (u32)experts[d], (u32)offsets[d], (u32)offsets[d + 1]);
 }
 
 KERNEL(moe_route_down, 512, moer_down_args) {
@@ -65,17 +65,32 @@ KERNEL(moe_route_down, 512, moer_down_args) {
     SHARED(int, pair_row, MAX_PAIRS);
     SHARED(float, pair_weight, MAX_PAIRS);
     const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();
-    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;
-    for (u32 d = thread_index(); d < num_distinct; d += block_threads()) experts[d] = (int)load_fresh_4(a.distinct_experts + d);
-    for (u32 d = thread_index(); d <= num_distinct; d += block_threads()) offsets[d] = (int)load_fresh_4(a.distinct_offsets + d);
-    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);
-    block_barrier();
+    /* The maps, with what lies beyond the last distinct expert and isn't used; and a warp's first item at once, since loads that wait for each other would be a
+       good part of a step with few tokens. */
+    const u32 item = warp_index(), d = item / K_SPLIT;
     place next = {};
     weight_stream<X_LOADED, K_SPLIT> stream;
     const stream_places places = {};
     const held_activations<K_SPLIT> held = {};
-    enter_item(a, experts, offsets, next, warp_index(), total);
-    if (next.item < total) start_weights(stream, places, next.rows, next.item % K_SPLIT);
+    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;
+    u32 expert = 0, base = 0, end_row = 0;
+    if (d < a.max_distinct) {
+        expert = load_fresh_4(a.distinct_experts + d);
+        base = load_fresh_4(a.distinct_offsets + d);
+        end_row = load_fresh_4(a.distinct_offsets + d + 1);
+    }
+    if (thread_index() == 0) offsets[0] = 0;
+    for (u32 i = thread_index(); i < a.max_distinct; i += block_threads()) {
+        experts[i] = (int)load_fresh_4(a.distinct_experts + i);
+        offsets[i + 1] = (int)load_fresh_4(a.distinct_offsets + i + 1);
+    }
+    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);
+    next.item = item;
+    if (item < total) {
+        enter_item(a, next, item, expert, base, end_row);
+        start_weights(stream, places, next.rows, item % K_SPLIT);
+    }
+    block_barrier();
     wait_for_previous_kernels();
     let_next_kernel_start();
     if (next.item < total) start_activations(stream, next.h, next.item % K_SPLIT);

@@ -5,13 +5,13 @@
 #if TENSOR_CORES
 
 DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }
-/* Whether what INT4's sums begin with is held, too: where there is room for both. */
-DEVICE constexpr bool holds_begin(u32 parts) { return CODES_MULTIPLY && FORMAT == FORMAT_INT4 && held_words(parts) <= 32; }
+/* Whether the sums of the activations are held, too: where there is room for both. */
+DEVICE constexpr bool holds_sums(u32 parts) { return WANTS_SUMS && held_words(parts) <= (SUBS > 4 ? 16 : 32); }
 
 template <u32 PARTS>
 struct held_activations {
     u32 pair[PART_STEPS(PARTS)][SUBS][NUM_PAIRS];
-    float begin[holds_begin(PARTS) ? PART_STEPS(PARTS) : 1][SUBS][2];
+    held_sums sums[holds_sums(PARTS) ? PART_STEPS(PARTS) : 1];
 };
 
 template <u32 PARTS>
@@ -28,12 +28,11 @@ DEVICE void hold_activations(held_activations<PARTS> &held, const u8 *x, u32 par
 #pragma unroll
             for (u32 sub = 0; sub < SUBS; sub++) {
                 pair_activations(word[i][sub], held.pair[i][sub]);
-#if CODES_MULTIPLY
-                if (!holds_begin(PARTS)) continue;
-                float begin[4];
-                multiply_zero_point(begin, held.pair[i][sub]);
-                held.begin[i][sub][0] = begin[0];
-                held.begin[i][sub][1] = begin[1];
+#if WANTS_SUMS
+                if (!holds_sums(PARTS)) continue;
+                float sums[4];
+                sum_activations(sums, held.pair[i][sub]);
+                hold_sum(held.sums[i], sub, sums);
 #endif
             }
 }

@@ -6,16 +6,18 @@
   A stage is a tile's weights, its scales, and then its parts' sums. The warps that multiply arrive at its barrier `done` when they have read the
   one and written the other: then the next tile's weights may come. Its barrier `full` says that they are there, and that the sums have been read.
 
-  Constants: those of matmul.cu without ROW_BLOCKS; WARPS, those that multiply: as many as the parts of K. Rows of weights are 16 bytes aligned and whole; scales of 8 rows
-  (16, where a tile's rows follow each other) too, or there are none; COLUMNS fill tiles. Threads: (WARPS + 2) * 32; grid: any number of blocks.
+  Constants: those of matmul.cu without ROW_BLOCKS; WARPS, those that multiply: as many as the parts of K. 8 rows of weights (16, where a
+  tile's rows follow each other) are whole 16 bytes and aligned to them; their scales too, or there are none; COLUMNS fill tiles. Threads: (WARPS + 2) * 32; grid: any number of blocks.
 */
 #include "device.h"
 #include "args.h"
 #include "scores.h"
 #include "activations.h"
 #define SCALES_AT_ONCE
+#define TILES_IN_SHARED
 #include "tile.h"
 #include "held.h"
+#include "copied.h"
 #define TILE_TOKENS 8
 #include "passes.h"
 /* The 16 rows of a tile in the order of memory: all after each other, or eight of gate and eight of up. */
@@ -23,19 +25,13 @@
 #define UP_ROWS (ROWS_FOLLOW && GATED ? 1 : 8)
 #include "parts.h"
 
-static_assert(TENSOR_CORES && !ZERO_POINTS && ROW_BYTES % 16 == 0 && EVEN_TILES, "tiles that the bulk engine can copy");
+constexpr u32 RUN = ROWS_FOLLOW ? 16 : 8; /* rows after each other */
+static_assert(TENSOR_CORES && !ZERO_POINTS && RUN * ROW_BYTES % 16 == 0 && EVEN_TILES, "tiles that the bulk engine can copy");
 
 /* ---- a stage ---- */
 
 constexpr u32 STEPS = PART_STEPS(WARPS);
-/* Rows lie so that what the lanes of a row read at once, 64 / PIECES bytes, has banks of its own. */
-constexpr u32 BYTES_AT_ONCE = 64 / PIECES;
-DEVICE constexpr u32 row_stride(u32 bytes) { return bytes / BYTES_AT_ONCE % 2 == 1 && bytes % BYTES_AT_ONCE == 0 ? bytes : row_stride(bytes + 16); }
-constexpr u32 ROW_STRIDE = row_stride(ROW_BYTES) / 4; /* words */
-constexpr u32 SCALE_ROW_BYTES = GROUP != 0 ? NUM_GROUPS * SCALE_BYTES : 0;
-constexpr u32 RUN = ROWS_FOLLOW ? 16 : 8; /* rows after each other */
-constexpr u32 DATA_WORDS = 16 * ROW_STRIDE, SCALES_END = 4 * SCALE_ROW_BYTES, SCALE_WORDS = SCALES_END ? (SCALES_END + 4 + 31) / 32 * 32 : 0, PARTS_AT = DATA_WORDS + SCALE_WORDS;
-constexpr u32 STAGE_WORDS = PARTS_AT + PARTS_SIZE;
+constexpr u32 STAGE_WORDS = TILE_WORDS + PARTS_SIZE;
 constexpr u32 BARRIER_WORDS = 32, STAGES_THAT_FIT = (SHARED_BYTES / 4 - BARRIER_WORDS) / STAGE_WORDS, STAGES = STAGES_THAT_FIT < 6 ? STAGES_THAT_FIT : 6;
 static_assert(STAGES >= 2, "room for two stages");
 
@@ -46,97 +42,45 @@ DEVICE weight_row find_tile_row(const moer_matmul_args &a, u32 expert, u32 tile,
 }
 
 struct stage_place {
-    u32 index, parity;
+    u32 index, parity, words; /* from the first stage's begin to this one's */
 };
 DEVICE void next_stage(stage_place &s) {
     s.index++;
+    s.words += STAGE_WORDS;
     if (s.index == STAGES) {
-        s.index = 0;
+        s.index = s.words = 0;
         s.parity ^= 1;
     }
 }
 
 /* ---- those that multiply ---- */
 
-/* A lane's places in the first stage. */
-struct lane_places {
-    shared_place data, scales[2];
-    part_places sums;
-    u32 skews[2]; /* of scales, in their words */
-};
-
-template <class Words>
-DEVICE lane_places find_lane_places(Words &words) {
-    const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();
-    lane_places p;
-    p.data = shared_place_of(words, BARRIER_WORDS + g * ROW_STRIDE + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));
-        p.skews[half] = at % 4;
-        p.scales[half] = shared_place_of(words, BARRIER_WORDS + DATA_WORDS + (SCALE_ROW_BYTES ? at / 4 : 0));
-    }
-    p.sums = find_part_places(words, BARRIER_WORDS + PARTS_AT);
-    return p;
-}
-
-/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`; nothing of what lies beyond the row. */
-DEVICE weight_chunk fetch_chunk_of(const lane_places &places, u32 stage, u32 half, u32 index) {
-    constexpr u32 SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;
-    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = stage + half * 8 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;
-    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);
-    weight_chunk c = {};
-#pragma unroll
-    for (u32 piece = 0; piece < PIECES; piece++) {
-        if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;
-        fetch_piece(c, piece, places.data, from + piece * (BYTES_AT_ONCE / 4));
-    }
-    if (GROUP == 0) return c;
-    /* Words, and where scales lie across them one more. */
-    constexpr bool WHOLE = SCALE_ROW_BYTES % 4 == 0 && SUBS * SCALE_BYTES % 4 == 0;
-    const u32 at = WHOLE ? 0 : places.skews[half] + (u32)(scales_at(step) - scales_at(first));
-    const u32 words = stage + (WHOLE ? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);
-    u32 word[SCALES_TAKEN + 1];
-#pragma unroll
-    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales[half], words + i);
-#pragma unroll
-    for (u32 i = 0; i < SCALES_TAKEN; i++) {
-        c.scale[i] = WHOLE ? word[i] : select_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (at % 4));
-        if (NUM_GROUPS % SUBS != 0 && !inner) { /* the groups that the row has */
-            const u32 left = ((u32)NUM_GROUPS - (u32)first_group(step)) * SCALE_BYTES;
-            const u32 mask = left >= i * 4 + 4 ? 0xffffffffu : left <= i * 4 ? 0u : (1u << (left % 4 * 8)) - 1;
-            c.scale[i] = (c.scale[i] & mask) | (SCALES_BY_SHIFT ? 0x7f7f7f7fu & ~mask : 0u);
-        }
-    }
-    return c;
-}
-
 template <class Words>
 DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, tile_place p, Words &words, const shared_place &barriers) {
-    const lane_places places = find_lane_places(words);
+    const data_places places = find_data_places(words, BARRIER_WORDS);
+    const part_places own_sums = find_part_places(words, BARRIER_WORDS + TILE_WORDS);
     const u32 warp = warp_index();
     const u8 *const no_x[1] = {0};
     held_activations<WARPS> held;
-    stage_place s = {0, 0};
+    stage_place s = {0, 0, 0};
     bool other_rows = true;
     u32 x_row = p.left ? find_x_row(a, maps, p, lane_index() >> 2) : 0;
 #pragma unroll 1
     while (p.left) {
         if (other_rows) hold_activations(held, activations(a, x_row), warp);
         float sums[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        const u32 stage = s.index * STAGE_WORDS;
         shared_barrier_wait(barriers, s.index * 2, s.parity);
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++)
             if (step_exists<WARPS>(warp, i)) {
-                weight_chunk low = fetch_chunk_of(places, stage, 0, i), high = fetch_chunk_of(places, stage, 1, i);
-                multiply_step<1, X_HELD, holds_begin(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.begin[holds_begin(WARPS) ? i : 0]);
+                weight_chunk low = fetch_chunk_of(places, s.words, 0, i), high = fetch_chunk_of(places, s.words, 1, i);
+                multiply_step<1, X_HELD, holds_sums(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.sums[holds_sums(WARPS) ? i : 0]);
             }
         if (ROW_HAS_SCALE) {
             const u32 g = lane_index() >> 2;
             scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));
         }
-        leave_part(places.sums, stage, sums);
+        leave_part(own_sums, s.words, sums);
         shared_barrier_arrive(barriers, (STAGES + s.index) * 2);
         next_stage(s);
         other_rows = next_tile(a, p);
@@ -147,27 +91,30 @@ DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, ti
 /* ---- the one that copies, and the one that finishes ---- */
 
 /* A tile's weights into a stage: row by row where rows have others' banks only with words between them. What is the same in all lanes, and known to be,
-   is worked out beside them. */
+   is worked out once for all of them, and by one lane in line: 120 instructions, where each copy's own choice of a lane would make 520. */
 template <class Words>
 DEVICE void copy_tile(const moer_matmul_args &a, const tile_place &p, Words &words, const shared_place &barriers, u32 stage) {
-    constexpr u32 ROWS_AT_ONCE = ROW_STRIDE * 4 == ROW_BYTES ? RUN : 1;
+    constexpr u32 ROWS_AT_ONCE = ROW_STRIDE == ROW_BYTES ? RUN : 1;
     const shared_place memory = shared_place_of(words, BARRIER_WORDS);
     const u32 expert = warp_shuffle(p.expert, 0), tile = warp_shuffle(p.tile, 0), s = warp_shuffle(stage, 0);
+    if (!elect_lane()) return;
     shared_barrier_expect(barriers, s * 2, 16 * ((u32)ROW_BYTES + SCALE_ROW_BYTES));
 #pragma unroll
     for (u32 first = 0; first < 16; first += RUN) {
         const weight_row run = find_tile_row(a, expert, tile, first);
 #pragma unroll
         for (u32 r = 0; r < RUN; r += ROWS_AT_ONCE)
-            copy_bulk(memory, s * STAGE_WORDS + (first + r) * ROW_STRIDE, run.data + r * ROW_BYTES, ROWS_AT_ONCE * (u32)ROW_BYTES, barriers, s * 2);
+            copy_bulk(memory, s * STAGE_WORDS + (first + r) * ROW_STRIDE / 4, run.data + r * ROW_BYTES, ROWS_AT_ONCE * (u32)ROW_BYTES, barriers, s * 2);
+#if FORMAT < FORMAT_GGUF
         if (GROUP != 0) copy_bulk(memory, s * STAGE_WORDS + DATA_WORDS + first * SCALE_ROW_BYTES / 4, run.scales, RUN * SCALE_ROW_BYTES, barriers, s * 2);
+#endif
     }
 }
 
 /* Keeps as many tiles under way as there are stages. */
 template <class Words>
 DEVICE void copy_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {
-    stage_place s = {0, 1};
+    stage_place s = {0, 1, 0};
 #pragma unroll 1
     for (u32 i = 0; p.left; i++) {
         if (i >= STAGES) shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);
@@ -182,7 +129,7 @@ template <class Words>
 DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {
     constexpr u32 LANE_OUTPUTS = TILE_COLUMNS * 8 / 32;
     const u32 c = lane_index() % TILE_COLUMNS, first_token = lane_index() / TILE_COLUMNS;
-    stage_place s = {0, 0};
+    stage_place s = {0, 0, 0};
     for (u32 i = 0; i < STAGES; i++) shared_barrier_arrive(barriers, i * 2); /* nothing was there to be read */
 #pragma unroll 1
     while (p.left) {
@@ -195,7 +142,7 @@ DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, 
         shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);
 #pragma unroll
         for (u32 i = 0; i < LANE_OUTPUTS; i++)
-            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.index * STAGE_WORDS + PARTS_AT, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);
+            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.words + TILE_WORDS, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);
         shared_barrier_arrive(barriers, s.index * 2);
 #pragma unroll
         for (u32 i = 0; i < LANE_OUTPUTS; i++)

@@ -13,9 +13,6 @@
   scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: INT4
   codes are multiplied as they are (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.
 */
-#ifndef CODE_SUMS
-#define CODE_SUMS 0
-#endif
 #include "formats.h"
 
 #define SCALES_E8M0 4
@@ -278,6 +275,7 @@ DEVICE float sub_scale(const weight_chunk &c, u32, u32 sub) {
     return SCALES == DTYPE_F16 ? f16_to_f32((u16)word) : bf16_to_f32((u16)word);
 }
 
+DEVICE float code_scale(const weight_chunk &c, u32 step, u32 sub) { return sub_scale(c, step, sub); }
 DEVICE float sub_min(const weight_chunk &, u32, u32) { return 0.0f; }
 
 #define SCALES_ARE_EXPONENTS (SUB_HAS_SCALE && SCALES == SCALES_E8M0)
@@ -351,21 +349,25 @@ DEVICE u32 fp8_pair(u32 codes) {
 
 /* f16 has subnormals, and tensor cores multiply them exactly: a code of four bits is one as it is, code * 2^-24, or four bits further up
    code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what
-   the codes lack of their weights, in CODE_SCALE, is made up for once a tile, and INT4's zero point once for many tiles: so it pays where
-   the activations are held (CODE_SUMS). */
-#define CODES_MULTIPLY (TENSOR_CORES && DECODE == DTYPE_F16 && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS || (FORMAT == FORMAT_INT4 && CODE_SUMS)))
-#define CODE_SCALE (CODES_MULTIPLY ? FORMAT == FORMAT_INT4 ? 16777216.0f : 16384.0f : 1.0f)
+   the codes lack of their weights, in CODE_SCALE, is made up for once a tile. In bf16, whose subnormals are too small for the sums, a code stands in the mantissa of 128. INT4's zero
+   point, and that 128, are made up for by the sums of the activations: so it pays where these are held (CODE_SUMS). */
+#define CODES_MULTIPLY (TENSOR_CORES && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS ? DECODE == DTYPE_F16 : FORMAT == FORMAT_INT4 && CODE_SUMS))
+#define CODE_SCALE (!CODES_MULTIPLY || DECODE == DTYPE_BF16 ? 1.0f : FORMAT == FORMAT_INT4 ? 16777216.0f : 16384.0f)
+#define CODE_ZERO (FORMAT == FORMAT_INT4 ? USUAL_ZERO_POINT : 0u)
+#define SUM_FACTOR ((DECODE == DTYPE_BF16 ? 0xc300u : 0x8000u) | CODE_ZERO)
 
-/* The codes of sub `sub` in the order PAIR_ORDER; INT4: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for
+/* The codes of sub `sub` in the order PAIR_ORDER; INT4 in f16: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for
    four codes at once, each in the byte where it lies. */
-DEVICE void unpack_codes(const weight_chunk &c, u32 sub, u32 (&pair)[LANE_SUB / 2]) {
+DEVICE void unpack_codes(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_SUB / 2]) {
 #pragma unroll
     for (u32 i = 0; i < LANE_SUB / 8; i++) {
         u32 w = c.word[sub * (LANE_SUB / 8) + i];
         if (FORMAT == FORMAT_INT4) {
             if (SIGNED) w ^= 0x88888888u;
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 ? w : w >> 8) & (j % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+            for (u32 j = 0; j < 4; j++)
+                if (DECODE == DTYPE_BF16) pair[(i * 4 + j) % (LANE_SUB / 2)] = and_or(w >> (4 * j), 0x000f000fu, 0x43004300u);
+                else pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 ? w : w >> 8) & (j % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
             continue;
         }
 #pragma unroll

@@ -128,8 +128,8 @@ DEVICE void multiply_tile(float (&sums)[BLOCKS][4], weight_stream<HOW, PARTS> &s
             weight_chunk &low = stream.low[d], &high = stream.high[d];
 #endif
             if (exists) {
-                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_begin(PARTS)>(sums, low, high, x, step, held.pair[index], held.begin[holds_begin(PARTS) ? index : 0]);
-                else multiply_step<BLOCKS, HOW, false>(sums, low, high, x, step, stream.x[HOW == X_LOADED ? d : 0], held.begin[0]);
+                if (HOW == X_HELD) multiply_step<BLOCKS, HOW, holds_sums(PARTS)>(sums, low, high, x, step, held.pair[index], held.sums[holds_sums(PARTS) ? index : 0]);
+                else multiply_step<BLOCKS, HOW, false>(sums, low, high, x, step, stream.x[HOW == X_LOADED ? d : 0], held.sums[0]);
             }
             if (round + 1 < ROUNDS) load_step_activations(stream, d, x[0], part, index + DEPTH);
             else if (more) load_step_activations(stream, d, next_x, next_part, d);

@@ -1,8 +1,8 @@
 /*
   tile.h: the product of 16 weight rows and the activations of 8 (or a few times 8) tokens by one warp: quantized weights
   are turned into numbers here, on their way from memory to the multiplication. Which rows and tokens they are, and what
-  happens to the sums, belongs to the kernels; how the weights come in time, to stream.h; what the bytes of a format mean, to
-  packed.h and gguf.h.
+  happens to the sums, belongs to the kernels; how the weights come in time, to stream.h and copied.h; what the bytes of a format mean, to
+  packed.h and gguf.h; the sums of activations that some formats want, to sums.h.
 
   Constants: FORMAT (weights) and X (dtype of the activations), values as in moe_route.h; ROWS, the number N of rows of a
   matrix; INNER, the length K of a row; X_ORDER, the order in which pairs of activations lie in memory: linear (also if not
@@ -20,8 +20,8 @@
 
   A format's header says for a lane: load_weight_chunk, what it loads of a row in a step; arrange_weight_chunk, the exchange
   with the three other lanes of the row; unpack_sub, a sub as pairs of floats in the order PAIR_ORDER; sub_scale and
-  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; row_scale, for all of a row
-  (where ROW_HAS_SCALE); CHUNK_WORDS, 32-bit registers that a chunk takes.
+  sub_min, by which sub_scale * sum(code * x) + sub_min * sum(x) is the sub's part of the sum; where CODES_MULTIPLY, unpack_codes and code_scale,
+  the same for codes that are multiplied as they are; row_scale, for all of a row (where ROW_HAS_SCALE); CHUNK_WORDS, 32-bit registers that a chunk takes.
 */
 #include "values.h"
 
@@ -114,6 +114,9 @@ DEVICE void exchange_words(u32 &first, u32 &second) {
     else second = received;
 }
 
+#ifndef CODE_SUMS
+#define CODE_SUMS 0
+#endif
 #if FORMAT > FORMAT_GGUF
 #include "gguf.h"
 #else
@@ -123,6 +126,10 @@ DEVICE void exchange_words(u32 &first, u32 &second) {
 #ifndef CODES_MULTIPLY
 #define CODES_MULTIPLY 0
 #define CODE_SCALE 1.0f
+#define CODE_ZERO 0u
+#endif
+#ifndef MINS_MULTIPLY
+#define MINS_MULTIPLY 0
 #endif
 /* Whether all of a step's scales are had at once, by shifts: where a kernel has registers for them. */
 #if defined(SCALES_AT_ONCE) && defined(SCALES_ARE_EXPONENTS)
@@ -227,22 +234,12 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
     }
 }
 
-#if CODES_MULTIPLY
-/* What a sub's sums begin with: INT4's zero point, -8 * 2^-24, times the activations. */
-DEVICE void multiply_zero_point(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {
-    const u32 zero_points[4] = {0x80088008u, 0x80088008u, 0x80088008u, 0x80088008u};
-    matrix_product_f16(sums, zero_points, activation[0], activation[2]); /* in the pairs of multiply_codes, which then needn't move them */
-    matrix_multiply_f16(sums, zero_points, activation[1], activation[3]);
-#pragma unroll
-    for (u32 i = 4; i < NUM_PAIRS; i += 4) {
-        matrix_multiply_f16(sums, zero_points, activation[i], activation[i + 2]);
-        matrix_multiply_f16(sums, zero_points, activation[i + 1], activation[i + 3]);
-    }
-}
+#include "sums.h"
 
-/* One sub's codes, smaller than weights by CODE_SCALE: INT4's are added to what multiply_zero_point gives, others are all of the sums. */
+#if CODES_MULTIPLY
+/* One sub's codes, smaller than weights by CODE_SCALE: those with a zero are added to what sum_activations gives, others are all of the sums. */
 DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {
-    if (FORMAT != FORMAT_INT4) return multiply_pairs<true>(sums, low, high, activation);
+    if (FORMAT != FORMAT_INT4 || X == DTYPE_BF16) return multiply_pairs<CODE_ZERO == 0>(sums, low, high, activation);
     float upper[4]; /* the odd pairs, larger by 16 */
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS; i += 4) {
@@ -273,11 +270,11 @@ DEVICE void find_scales(const weight_chunk &low, const weight_chunk &high, u32 s
 }
 #endif
 
-/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; with HAS_BEGIN `begin` is what multiply_zero_point
-   gives, of tokens 2t and 2t + 1. */
-template <int BLOCKS, int HOW, bool HAS_BEGIN>
+/* One step: sums[b] += rows' chunks against the activations, those of x[b] where they are late; with HAS_SUMS `held` has the sums of the
+   activations. */
+template <int BLOCKS, int HOW, bool HAS_SUMS>
 DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_chunk &high, const u8 *const (&x)[BLOCKS], u32 step, const u32 (&words)[SUBS][NUM_PAIRS],
-                          const float (&begin)[SUBS][2]) {
+                          const held_sums &held) {
     arrange_weight_chunk(low);
     arrange_weight_chunk(high);
 #if SCALES_BY_SHIFT
@@ -288,8 +285,8 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
     for (u32 sub = 0; sub < SUBS; sub++) {
         u32 low_pairs[NUM_PAIRS], high_pairs[NUM_PAIRS];
 #if CODES_MULTIPLY
-        unpack_codes(low, sub, low_pairs);
-        unpack_codes(high, sub, high_pairs);
+        unpack_codes(low, step, sub, low_pairs);
+        unpack_codes(high, step, sub, high_pairs);
 #else
         unpack_sub(low, step, sub, low_pairs);
         unpack_sub(high, step, sub, high_pairs);
@@ -297,7 +294,7 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
 #if SCALES_BY_SHIFT
         const float low_scale = low_scales[sub], high_scale = high_scales[sub];
 #else
-        const float low_scale = SUB_HAS_SCALE ? sub_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE ? sub_scale(high, step, sub) : 1.0f;
+        const float low_scale = SUB_HAS_SCALE ? code_scale(low, step, sub) : 1.0f, high_scale = SUB_HAS_SCALE ? code_scale(high, step, sub) : 1.0f;
 #endif
         const float low_min = SUB_HAS_MIN ? sub_min(low, step, sub) : 0.0f, high_min = SUB_HAS_MIN ? sub_min(high, step, sub) : 0.0f;
 #pragma unroll
@@ -318,11 +315,21 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
                 continue;
             }
             float part[4];
-#if CODES_MULTIPLY
-            if (HAS_BEGIN)
+#if WANTS_SUMS
+            float total[4];
+            if (!HAS_SUMS) sum_activations(total, activation);
+#if !MINS_MULTIPLY
+            else
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) part[i] = begin[sub][i % 2];
-            else if (FORMAT == FORMAT_INT4) multiply_zero_point(part, activation);
+                for (u32 i = 0; i < 4; i++) total[i] = held.of[sub][i % 2];
+#endif
+#endif
+#if CODES_MULTIPLY
+#if WANTS_SUMS
+            if (!SUB_HAS_MIN)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) part[i] = total[i];
+#endif
             multiply_codes(part, low_pairs, high_pairs, activation);
 #else
             multiply_pairs<true>(part, low_pairs, high_pairs, activation);
@@ -331,19 +338,20 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
             sums[b][1] = f32_fma(low_scale, part[1], sums[b][1]);
             sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);
             sums[b][3] = f32_fma(high_scale, part[3], sums[b][3]);
-            if (SUB_HAS_MIN) { /* rows of ones give the sums of the activations */
-                u32 ones[NUM_PAIRS];
-#pragma unroll
-                for (u32 i = 0; i < NUM_PAIRS; i++) ones[i] = X == DTYPE_F16 ? 0x3c003c00u : 0x3f803f80u;
-                float total[4];
-                multiply_pairs<true>(total, ones, ones, activation);
-                sums[b][0] = f32_fma(low_min, total[0], sums[b][0]);
-                sums[b][1] = f32_fma(low_min, total[1], sums[b][1]);
-                sums[b][2] = f32_fma(high_min, total[2], sums[b][2]);
-                sums[b][3] = f32_fma(high_min, total[3], sums[b][3]);
-            }
+#if SUB_HAS_MIN
+            if (MINS_MULTIPLY && HAS_SUMS) continue;
+            sums[b][0] = f32_fma(low_min, total[0], sums[b][0]);
+            sums[b][1] = f32_fma(low_min, total[1], sums[b][1]);
+            sums[b][2] = f32_fma(high_min, total[2], sums[b][2]);
+            sums[b][3] = f32_fma(high_min, total[3], sums[b][3]);
+#endif
         }
     }
+#if MINS_MULTIPLY
+    if (HAS_SUMS)
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) add_mins(sums[b], low, high, step, held);
+#endif
 }
 
 #else /* f32 multiply-adds */

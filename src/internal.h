@@ -30,7 +30,7 @@
 #define MOER_FEW_ROWS_BULK 22u
 #define MOER_FEW_ROWS_PLAIN 2u
 #define MOER_MATMUL_SHARED 98304u /* bytes that the blocks of matmul.cu on a multiprocessor share, on every GPU */
-/* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu. */
+/* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu, but for GGUF's blocks. */
 #define MOER_FUSED_INPUTS 640u
 #define MOER_MAX_CUB_EXPERTS 768u /* local experts that maps_cub.cu has shared memory for */
 

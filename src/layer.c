@@ -348,18 +348,25 @@ static uint32_t moer_bulk_blocks(const moer_matrix *matrix) {
     return blocks == 0 ? 1 : blocks;
 }
 
+/* About what a tile takes there, with `padding` bytes between its rows. */
+static size_t moer_bulk_stage(const moer_matrix *matrix, uint32_t padding) {
+    return 16 * (moer_row_bytes(matrix) + padding + moer_scale_row_bytes(matrix)) + 128 + (size_t)moer_bulk_warps(matrix) * 512;
+}
+
 /* Their shared memory. Three or four tiles under way are enough, and L1, which gets the rest, is what a kernel that follows loads through. */
 static uint32_t moer_bulk_shared(const moe_route_layer *layer, const moer_matrix *matrix) {
-    const uint32_t blocks = moer_bulk_blocks(matrix), share = moer_block_kilobytes(layer, blocks), enough = 134 / blocks;
+    const uint32_t blocks = moer_bulk_blocks(matrix), share = moer_block_kilobytes(layer, blocks), three = (uint32_t)(3 * moer_bulk_stage(matrix, 64) / 1024 + 1);
+    const uint32_t enough = 134 / blocks > three ? 134 / blocks : three;
     return 1024 * (share < enough ? share : enough);
 }
 
 /* Whether tiles of the matrix are what matmul_bulk.cu can copy, and two fit, as far as its shape says: where it lies decides no sum. */
 static int moer_matrix_has_bulk_tiles(const moe_route_layer *layer, const moer_matrix *matrix) {
     const size_t row_bytes = moer_row_bytes(matrix), scale_bytes = moer_scale_row_bytes(matrix);
-    if (layer->context->target < 90 || !moer_uses_tensor_cores(layer, matrix) || !moer_is_quantized(matrix->format) || matrix->format > MOE_ROUTE_FORMAT_GGUF) return 0;
-    if (matrix->zero_points != 0 || matrix->group_rows != 1 || matrix->global > 2 || row_bytes % 16 != 0 || scale_bytes % 2 != 0 || matrix->rows % 16 != 0 || matrix->inner > 4096) return 0;
-    return 2 * (16 * (row_bytes + 128 + scale_bytes) + 256 + (size_t)moer_bulk_warps(matrix) * 512) + 128 <= moer_bulk_shared(layer, matrix);
+    if (layer->context->target < 90 || !moer_uses_tensor_cores(layer, matrix) || !moer_is_quantized(matrix->format)) return 0;
+    if (row_bytes % (matrix->format > MOE_ROUTE_FORMAT_GGUF ? 2 : 16) != 0) return 0;
+    if (matrix->zero_points != 0 || matrix->group_rows != 1 || matrix->global > 2 || scale_bytes % 2 != 0 || matrix->rows % 16 != 0 || matrix->inner > 4096) return 0;
+    return 2 * moer_bulk_stage(matrix, 144) + 128 <= moer_bulk_shared(layer, matrix);
 }
 
 static int moer_matmul_is_bulk(const moe_route_layer *layer, const moer_matrix *matrix) {
@@ -435,6 +442,7 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
 /* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
    bf16, make nothing of it. */
 static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
+    if (matrix->format > MOE_ROUTE_FORMAT_GGUF) return moer_matrix_has_bulk_tiles(layer, matrix) && moer_bulk_inputs(matrix) == 128;
     return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
 }
 
@@ -447,7 +455,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         const uint32_t blocks = bulk ? moer_bulk_blocks(matrix) : moer_matmul_blocks(kind->warps);
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
-        moer_define_given(defines, "CODE_SUMS", kind->activated && moer_uses_code_sums(layer, matrix));
+        moer_define_given(defines, "CODE_SUMS", (kind->activated || matrix->format > MOE_ROUTE_FORMAT_GGUF) && moer_uses_code_sums(layer, matrix));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
@@ -810,8 +818,9 @@ static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs
    warps at one token; each at least two steps long, which a warp loads together; and the partial sums of all pairs fit. */
 static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
+    const int bulk = layer->down.inner > MOER_FUSED_INPUTS || layer->down.format > MOE_ROUTE_FORMAT_GGUF;
     if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
-    if (desc->fused_combine != MOE_ROUTE_ON && layer->down.inner > MOER_FUSED_INPUTS && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
+    if (desc->fused_combine != MOE_ROUTE_ON && bulk && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
         layer->down_parts = moer_bulk_warps(&layer->down);
         layer->fused_combine = 0;
         return MOE_ROUTE_OK;

@@ -252,6 +252,7 @@ static void moer_sequence_experts(moer_sequence *sequence, const moe_route_layer
         args->row_to_expert = routing->maps.row_to_expert;
         args->epilogue = moer_layer_epilogue(layer, from, routing);
         args->num_tokens = from->num_tokens;
+        args->max_distinct = distinct;
         return;
     }
     launch = grouped ? moer_sequence_add_grouped(sequence, layer, layer->down_grouped, &layer->down, from->num_tokens)

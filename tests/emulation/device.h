@@ -96,6 +96,7 @@ DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) {
     for (u32 i = 0; i < 4; i++) result |= (u32)(bytes >> (selector >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
     return result;
 }
+DEVICE u32 in_register(u32 constant) { return constant; }
 
 /* ---- exact single operations ---- */
 EMULATION_INLINE float f32_add(float a, float b) { return a + b; }
@@ -395,6 +396,7 @@ struct shared_place {
     u32 index;
 };
 #define shared_place_of(array, i) (shared_place{(array), (u32)(i)})
+EMULATION_INLINE shared_place shared_place_after(const shared_place &place, u32 i) { return {place.array, place.index + i}; }
 EMULATION_INLINE u32 shared_load_from(const shared_place &from, u32 i, EMULATION_PLACE) { return from.array[emulation_index(from.index + i, file, line)]; }
 EMULATION_INLINE u32x2 shared_load_2_from(const shared_place &from, u32 i, EMULATION_PLACE) {
     const emulation_int2 d = from.array.two(emulation_index(from.index + i, file, line));
@@ -415,15 +417,18 @@ EMULATION_INLINE void copy_async_4(const shared_place &to, u32 i, const void *p,
 }
 
 /* ---- barriers in shared memory, and copies by the bulk engine ---- */
+EMULATION_INLINE bool elect_lane(EMULATION_PLACE) {
+    warp_barrier(file, line);
+    return lane_index() == 0;
+}
 EMULATION_INLINE void shared_barrier_start(const shared_place &barrier, u32 arrivals, EMULATION_PLACE) { emulation->shared_barrier_start(barrier.array.array, barrier.index, arrivals, file, line); }
 EMULATION_INLINE void shared_barrier_arrive(const shared_place &barrier, u32 i, EMULATION_PLACE) { emulation->shared_barrier_arrive(barrier.array.array, barrier.index + i, 0, file, line); }
 EMULATION_INLINE void shared_barrier_wait(const shared_place &barrier, u32 i, u32 parity, EMULATION_PLACE) { emulation->shared_barrier_wait(barrier.array.array, barrier.index + i, parity, file, line); }
 EMULATION_INLINE void shared_barrier_expect(const shared_place &barrier, u32 i, u32 bytes, EMULATION_PLACE) {
-    warp_barrier(file, line);
-    if (lane_index() == 0) emulation->shared_barrier_arrive(barrier.array.array, barrier.index + i, bytes, file, line);
+    emulation->shared_barrier_arrive(barrier.array.array, barrier.index + i, bytes, file, line);
 }
 EMULATION_INLINE void copy_bulk(const shared_place &to, u32 i, const void *p, u32 bytes, const shared_place &barrier, u32 barrier_i, EMULATION_PLACE) {
-    if (lane_index() == 0) emulation->copy_bulk(to.array.array, to.array.data, to.index + i, p, bytes, barrier.array.array, barrier.index + barrier_i, file, line);
+    emulation->copy_bulk(to.array.array, to.array.data, to.index + i, p, bytes, barrier.array.array, barrier.index + barrier_i, file, line);
 }
 
 EMULATION_INLINE void copy_async_commit() { emulation->copy_async_commit(); }
