@@ -509,7 +509,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
                                                               size_t *size);
 
 /* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch in which experts have few rows: T * k
-   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16; 22 times from SM90 on, where
+   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16; 26 times from SM90 on, where
    moe_route_layer_explain tells matmul_bulk for gate_up); and the same bits in every larger one. On a
    GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
    dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */
@@ -1132,7 +1132,7 @@ typedef struct moer_slots_args {
 /* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, of
    those that go through matmul_bulk.cu, and of others. */
 #define MOER_FEW_ROWS 12u
-#define MOER_FEW_ROWS_BULK 22u
+#define MOER_FEW_ROWS_BULK 26u
 #define MOER_FEW_ROWS_PLAIN 2u
 #define MOER_MATMUL_SHARED 98304u /* bytes that the blocks of matmul.cu on a multiprocessor share, on every GPU */
 /* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu, but for GGUF's blocks. */
@@ -3802,12 +3802,13 @@ static const char *const moer_source_9[] = { /* packed.h */
     "                else pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 \? w : w >> 8) & (j % 2 == 0 \? 0x000f000fu : 0x00f000f0u);\n"
     "            continue;\n"
     "        }\n"
-    "#pragma unroll\n"
-    "        for (u32 j = 0; j < 2; j++) { /* the lower code of each byte, then the upper one */\n"
-    "            const u32 code = (j == 0 \? w << 4 : w) & 0xf0f0f0f0u, bytes = or_and(code, code >> 3, 0x8e8e8e8eu);\n"
-    "            pair[(i * 4 + j) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x2404);\n"
-    "            pair[(i * 4 + j + 2) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x3414);\n"
-    "        }\n"
+    "        /* Each code's sign and the rest of it go to their places by two shifts, and a mask takes both. Shifts to the left are multiplications elsewhere than in the ALUs, which are\n"
+    "           the limit here; so the compiler mustn't exchange shifts and masks. */\n"
+    "        const u32 lower = and_or(w, 0x0f0f0f0fu, 0), upper = and_or(w, 0xf0f0f0f0u, 0);\n"
+    "        pair[i * 4 % (LANE_SUB / 2)] = or_and(lower << 12, lower << 9, 0x8e008e00u);\n"
+    "        pair[(i * 4 + 1) % (LANE_SUB / 2)] = or_and(upper << 8, upper << 5, 0x8e008e00u);\n"
+    "        pair[(i * 4 + 2) % (LANE_SUB / 2)] = or_and(lower << 4, lower << 1, 0x8e008e00u);\n"
+    "        pair[(i * 4 + 3) % (LANE_SUB / 2)] = or_and(upper, upper >> 3, 0x8e008e00u);\n"
     "    }\n"
     "}\n"
     "\n"
@@ -3837,11 +3838,11 @@ static const char *const moer_source_9[] = { /* packed.h */
     "        if (SIGNED) w ^= 0x88888888u;\n"
     "        if (LANE_SUB == 4) { /* the four nibbles of two bytes, a byte in each half: pairs (0, 2) and (1, 3) */\n"
     "            w = select_bytes(w, 0, sub % 2 == 0 \? 0x4140 : 0x4342);\n"
-    "            pair[0] = FOUR_BIT_FLOATS \? fp4_pair(w) : int4_pair(w, zero_point);\n"
+    "            pair[0] = FOUR_BIT_FLOATS \? fp4_pair(w) : int4_pair(w, zero_point);\n",
     "            pair[1] = FOUR_BIT_FLOATS \? fp4_pair(w >> 4) : int4_upper_pair(w, zero_point);\n"
     "        } else { /* eight nibbles: pairs (0, 4), (1, 5), (2, 6), (3, 7) */\n"
     "#pragma unroll\n"
-    "            for (u32 j = 0; j < 4; j += 2) {\n",
+    "            for (u32 j = 0; j < 4; j += 2) {\n"
     "                pair[(i * 4 + j) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS \? fp4_pair(w >> (4 * j)) : int4_pair(w >> (4 * j), zero_point);\n"
     "                pair[(i * 4 + j + 1) % (LANE_SUB / 2)] = FOUR_BIT_FLOATS \? fp4_pair(w >> (4 * j + 4)) : int4_upper_pair(w >> (4 * j), zero_point);\n"
     "            }\n"
@@ -3924,10 +3925,11 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "#define CODE_ZERO (CODE_IS_8_BITS \? 128u : FORMAT == FORMAT_Q6_K \? 32u : FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_GGUF_MXFP4 \? 16u : FORMAT == FORMAT_Q4_0 \? 8u : FORMAT == FORMAT_Q3_K \? 4u : 0u)\n"
     "\n"
     "/* As in packed.h: codes are multiplied as they are, or in the mantissa of 128, where no zero is to be taken away again, or where CODE_SUMS says that this is done by the\n"
-    "   sums of the activations. In bf16 there is always one, and the other use of those sums, minima, is left alone. */\n"
-    "#define CODES_MULTIPLY (TENSOR_CORES && (DECODE == DTYPE_F16 \? CODE_ZERO == 0 || CODE_SUMS : CODE_SUMS && !CODE_IS_8_BITS && !SUB_HAS_MIN))\n"
-    "#define CODE_SCALE (CODES_MULTIPLY && DECODE == DTYPE_F16 \? 16777216.0f : 1.0f)\n"
-    "#define SUM_FACTOR (!CODES_MULTIPLY \? 0x3c00u : DECODE == DTYPE_BF16 \? 0xc300u | CODE_ZERO : SUB_HAS_MIN \? 0x0001u : 0x8000u | CODE_ZERO)\n",
+    "   sums of the activations. For subs of 16 these would take as many instructions as they save, and more registers. In bf16 there is always a zero, and the other use of those sums, minima, is\n"
+    "   left alone. */\n"
+    "#define CODES_MULTIPLY (TENSOR_CORES && (DECODE == DTYPE_F16 \? CODE_ZERO == 0 || (CODE_SUMS && LANE_SUB == 8) : CODE_SUMS && LANE_SUB == 8 && !CODE_IS_8_BITS && !SUB_HAS_MIN))\n"
+    "#define CODE_SCALE (CODES_MULTIPLY && DECODE == DTYPE_F16 \? 16777216.0f : 1.0f)\n",
+    "#define SUM_FACTOR (!CODES_MULTIPLY \? 0x3c00u : DECODE == DTYPE_BF16 \? 0xc300u | CODE_ZERO : SUB_HAS_MIN \? 0x0001u : 0x8000u | CODE_ZERO)\n"
     "/* Minima are integers times one number a block: tensor cores multiply them by the sums of the activations, where these are held. */\n"
     "#define MINS_MULTIPLY (TENSOR_CORES && (FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K))\n"
     "#define UPPER_CODES (CODES_MULTIPLY && FORMAT == FORMAT_Q4_K) /* in f16 */\n"
@@ -4001,9 +4003,9 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "#if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
     "/* The lane's codes of half a block: it holds those of two subs in words 0 and 1, and of the others in 2 and 3, at once or when arrange_weight_chunk has exchanged them. */\n"
     "DEVICE void load_codes(weight_chunk &c, const u8 *block, u32 half) {\n"
-    "    u32 word[4];\n"
+    "    u32 word[4];\n",
     "    load_weights<16, BLOCK_ALIGN(16)>(word, block + CODES + half * 64 + (lane_index() & 3) * 16, 16);\n"
-    "#pragma unroll\n",
+    "#pragma unroll\n"
     "    for (u32 i = 0; i < 4; i++) c.word[i] = word[i];\n"
     "}\n"
     "DEVICE void load_head(weight_chunk &c, const u8 *block) {\n"
@@ -4098,10 +4100,10 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "\n"
     "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step, bool inner) { return load_chunk(row, step, inner); }\n"
     "\n"
-    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n"
+    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n",
     "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
     "#ifndef TILES_IN_SHARED\n"
-    "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n",
+    "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n"
     "    exchange_words<2>(c.word[0], c.word[2 % CODE_WORDS]);\n"
     "    exchange_words<2>(c.word[1], c.word[3 % CODE_WORDS]);\n"
     "#else\n"
@@ -4173,10 +4175,10 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "}\n"
     "\n"
     "#if FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS || FORMAT == FORMAT_GGUF_MXFP4\n"
-    "/* The table's bytes, CODE_ZERO added, for four nibbles. */\n"
+    "/* The table's bytes, CODE_ZERO added, for four nibbles. */\n",
     "DEVICE u32 look_up(u32 nibbles) {\n"
     "#if FORMAT == FORMAT_GGUF_MXFP4\n"
-    "    const u32 table[4] = {0x13121110u, 0x1c181614u, 0x0d0e0f10u, 0x04080a0cu};\n",
+    "    const u32 table[4] = {0x13121110u, 0x1c181614u, 0x0d0e0f10u, 0x04080a0cu};\n"
     "#else\n"
     "    const u32 table[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};\n"
     "#endif\n"
@@ -4870,8 +4872,8 @@ static const char *const moer_source_15[] = { /* copied.h */
     "\n"
     "/* A lane's places in a tile. */\n"
     "struct data_places {\n"
-    "    shared_place rows, scales[2];\n"
-    "    u32 skews[2]; /* of scales, in their words */\n"
+    "    shared_place rows, scales; /* of the low row; those of the high one are as far away for all lanes */\n"
+    "    u32 skew;                  /* of scales, in their words */\n"
     "};\n"
     "\n"
     "template <class Words>\n"
@@ -4879,12 +4881,9 @@ static const char *const moer_source_15[] = { /* copied.h */
     "    const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();\n"
     "    data_places p;\n"
     "    p.rows = shared_place_of(words, tile + g * (ROW_STRIDE / 4) + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));\n"
-    "#pragma unroll\n"
-    "    for (u32 half = 0; half < 2; half++) {\n"
-    "        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));\n"
-    "        p.skews[half] = at % 4;\n"
-    "        p.scales[half] = shared_place_of(words, tile + DATA_WORDS + (SCALE_ROW_BYTES \? at / 4 : 0));\n"
-    "    }\n"
+    "    const u32 at = g * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));\n"
+    "    p.skew = at % 4;\n"
+    "    p.scales = shared_place_of(words, tile + DATA_WORDS + (SCALE_ROW_BYTES \? at / 4 : 0));\n"
     "    return p;\n"
     "}\n"
     "\n"
@@ -4900,14 +4899,14 @@ static const char *const moer_source_15[] = { /* copied.h */
     "        if (ROW_BYTES % 64 != 0 && !inner && step * 64 + piece * BYTES_AT_ONCE + t * (16 / PIECES) >= ROW_BYTES) continue;\n"
     "        fetch_piece(c, piece, places.rows, from + piece * (BYTES_AT_ONCE / 4));\n"
     "    }\n"
-    "    if (GROUP == 0) return c;\n",
-    "    /* Words, and where scales lie across them one more. */\n"
+    "    if (GROUP == 0) return c;\n"
+    "    /* Words, and where scales lie across them one more. */\n",
     "    constexpr bool WHOLE = SCALE_ROW_BYTES % 4 == 0 && SUBS * SCALE_BYTES % 4 == 0;\n"
-    "    const u32 at = WHOLE \? 0 : places.skews[half] + (u32)(scales_at(step) - scales_at(first));\n"
-    "    const u32 words = further + (WHOLE \? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);\n"
+    "    const u32 at = WHOLE \? 0 : places.skew + (u32)(scales_at(step) - scales_at(first));\n"
+    "    const u32 words = further + half * 2 * SCALE_ROW_BYTES + (WHOLE \? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);\n"
     "    u32 word[SCALES_TAKEN + 1];\n"
     "#pragma unroll\n"
-    "    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales[half], words + i);\n"
+    "    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales, words + i);\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < SCALES_TAKEN; i++) {\n"
     "        c.scale[i] = WHOLE \? word[i] : select_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (at % 4));\n"
@@ -5613,7 +5612,7 @@ static const char *const moer_source_21[] = { /* parts.h */
     "    const u32 g = lane_index() >> 2, t = lane_index() & 3, own = at + warp_index() * PART_SIZE;\n"
     "    part_places p;\n"
     "    p.low = shared_place_of(words, own + part_place(g, t * 2));\n"
-    "    p.high = shared_place_of(words, own + part_place(g + 8, t * 2));\n"
+    "    p.high = GATED && UP_ROWS == 8 \? shared_place_after(p.low, part_place(8, 0)) : shared_place_of(words, own + part_place(g + 8, t * 2));\n"
     "    return p;\n"
     "}\n"
     "\n"
@@ -7143,13 +7142,12 @@ static const char *const moer_source_31[] = { /* matmul_bulk.cu */
     "}\n"
     "\n"
     "struct stage_place {\n"
-    "    u32 index, parity, words; /* from the first stage's begin to this one's */\n"
+    "    u32 index, parity;\n"
     "};\n"
     "DEVICE void next_stage(stage_place &s) {\n"
     "    s.index++;\n"
-    "    s.words += STAGE_WORDS;\n"
     "    if (s.index == STAGES) {\n"
-    "        s.index = s.words = 0;\n"
+    "        s.index = 0;\n"
     "        s.parity ^= 1;\n"
     "    }\n"
     "}\n"
@@ -7159,29 +7157,29 @@ static const char *const moer_source_31[] = { /* matmul_bulk.cu */
     "template <class Words>\n"
     "DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, tile_place p, Words &words, const shared_place &barriers) {\n"
     "    const data_places places = find_data_places(words, BARRIER_WORDS);\n"
-    "    const part_places own_sums = find_part_places(words, BARRIER_WORDS + TILE_WORDS);\n"
     "    const u32 warp = warp_index();\n"
     "    const u8 *const no_x[1] = {0};\n"
     "    held_activations<WARPS> held;\n"
-    "    stage_place s = {0, 0, 0};\n"
+    "    stage_place s = {0, 0};\n"
     "    bool other_rows = true;\n"
     "    u32 x_row = p.left \? find_x_row(a, maps, p, lane_index() >> 2) : 0;\n"
     "#pragma unroll 1\n"
     "    while (p.left) {\n"
     "        if (other_rows) hold_activations(held, activations(a, x_row), warp);\n"
     "        float sums[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};\n"
+    "        const u32 stage = s.index * STAGE_WORDS;\n"
     "        shared_barrier_wait(barriers, s.index * 2, s.parity);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < STEPS; i++)\n"
     "            if (step_exists<WARPS>(warp, i)) {\n"
-    "                weight_chunk low = fetch_chunk_of(places, s.words, 0, i), high = fetch_chunk_of(places, s.words, 1, i);\n"
+    "                weight_chunk low = fetch_chunk_of(places, stage, 0, i), high = fetch_chunk_of(places, stage, 1, i);\n"
     "                multiply_step<1, X_HELD, holds_sums(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.sums[holds_sums(WARPS) \? i : 0]);\n"
     "            }\n"
     "        if (ROW_HAS_SCALE) {\n"
-    "            const u32 g = lane_index() >> 2;\n",
+    "            const u32 g = lane_index() >> 2;\n"
     "            scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));\n"
-    "        }\n"
-    "        leave_part(own_sums, s.words, sums);\n"
+    "        }\n",
+    "        leave_part(find_part_places(words, BARRIER_WORDS + TILE_WORDS), stage, sums); /* found anew: registers are what this loop has least of */\n"
     "        shared_barrier_arrive(barriers, (STAGES + s.index) * 2);\n"
     "        next_stage(s);\n"
     "        other_rows = next_tile(a, p);\n"
@@ -7215,7 +7213,7 @@ static const char *const moer_source_31[] = { /* matmul_bulk.cu */
     "/* Keeps as many tiles under way as there are stages. */\n"
     "template <class Words>\n"
     "DEVICE void copy_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {\n"
-    "    stage_place s = {0, 1, 0};\n"
+    "    stage_place s = {0, 1};\n"
     "#pragma unroll 1\n"
     "    for (u32 i = 0; p.left; i++) {\n"
     "        if (i >= STAGES) shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);\n"
@@ -7230,7 +7228,7 @@ static const char *const moer_source_31[] = { /* matmul_bulk.cu */
     "DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {\n"
     "    constexpr u32 LANE_OUTPUTS = TILE_COLUMNS * 8 / 32;\n"
     "    const u32 c = lane_index() % TILE_COLUMNS, first_token = lane_index() / TILE_COLUMNS;\n"
-    "    stage_place s = {0, 0, 0};\n"
+    "    stage_place s = {0, 0};\n"
     "    for (u32 i = 0; i < STAGES; i++) shared_barrier_arrive(barriers, i * 2); /* nothing was there to be read */\n"
     "#pragma unroll 1\n"
     "    while (p.left) {\n"
@@ -7243,7 +7241,7 @@ static const char *const moer_source_31[] = { /* matmul_bulk.cu */
     "        shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < LANE_OUTPUTS; i++)\n"
-    "            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.words + TILE_WORDS, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);\n"
+    "            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.index * STAGE_WORDS + TILE_WORDS, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);\n"
     "        shared_barrier_arrive(barriers, s.index * 2);\n"
     "#pragma unroll\n"
     "        for (u32 i = 0; i < LANE_OUTPUTS; i++)\n"
@@ -8384,7 +8382,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_38},
     {"slots.cu", moer_source_39},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "39b03a1b600faa5c96c8ad8e170a046e565f225c8e9dae96a1eb3100d8b29b10";
+static const char moer_sources_digest[] = "6f345359f29a23024cb83fc8d047d406da804677017060bd820c762863a53602";
 
 /* ---- src/base.c ---- */
 /*

@@ -40,8 +40,8 @@ DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 h
 
 /* A lane's places in a tile. */
 struct data_places {
-    shared_place rows, scales[2];
-    u32 skews[2]; /* of scales, in their words */
+    shared_place rows, scales; /* of the low row; those of the high one are as far away for all lanes */
+    u32 skew;                  /* of scales, in their words */
 };
 
 template <class Words>
@@ -49,12 +49,9 @@ DEVICE data_places find_data_places(Words &words, u32 tile) {
     const u32 t = lane_index() & 3, g = lane_index() >> 2, warp = warp_index();
     data_places p;
     p.rows = shared_place_of(words, tile + g * (ROW_STRIDE / 4) + FIRST_STEP(warp, WARPS) * 16 + t * (4 / PIECES));
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u32 at = (half * 8 + g) * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));
-        p.skews[half] = at % 4;
-        p.scales[half] = shared_place_of(words, tile + DATA_WORDS + (SCALE_ROW_BYTES ? at / 4 : 0));
-    }
+    const u32 at = g * SCALE_ROW_BYTES + (u32)scales_at(FIRST_STEP(warp, WARPS));
+    p.skew = at % 4;
+    p.scales = shared_place_of(words, tile + DATA_WORDS + (SCALE_ROW_BYTES ? at / 4 : 0));
     return p;
 }
 
@@ -73,11 +70,11 @@ DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 h
     if (GROUP == 0) return c;
     /* Words, and where scales lie across them one more. */
     constexpr bool WHOLE = SCALE_ROW_BYTES % 4 == 0 && SUBS * SCALE_BYTES % 4 == 0;
-    const u32 at = WHOLE ? 0 : places.skews[half] + (u32)(scales_at(step) - scales_at(first));
-    const u32 words = further + (WHOLE ? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);
+    const u32 at = WHOLE ? 0 : places.skew + (u32)(scales_at(step) - scales_at(first));
+    const u32 words = further + half * 2 * SCALE_ROW_BYTES + (WHOLE ? (u32)(scales_at(step) - scales_at(first)) / 4 : at / 4);
     u32 word[SCALES_TAKEN + 1];
 #pragma unroll
-    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales[half], words + i);
+    for (u32 i = 0; i < SCALES_TAKEN + !WHOLE; i++) word[i] = shared_load_from(places.scales, words + i);
 #pragma unroll
     for (u32 i = 0; i < SCALES_TAKEN; i++) {
         c.scale[i] = WHOLE ? word[i] : select_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (at % 4));

@@ -69,8 +69,9 @@
 #define CODE_ZERO (CODE_IS_8_BITS ? 128u : FORMAT == FORMAT_Q6_K ? 32u : FORMAT == FORMAT_Q5_0 || FORMAT == FORMAT_GGUF_MXFP4 ? 16u : FORMAT == FORMAT_Q4_0 ? 8u : FORMAT == FORMAT_Q3_K ? 4u : 0u)
 
 /* As in packed.h: codes are multiplied as they are, or in the mantissa of 128, where no zero is to be taken away again, or where CODE_SUMS says that this is done by the
-   sums of the activations. In bf16 there is always one, and the other use of those sums, minima, is left alone. */
-#define CODES_MULTIPLY (TENSOR_CORES && (DECODE == DTYPE_F16 ? CODE_ZERO == 0 || CODE_SUMS : CODE_SUMS && !CODE_IS_8_BITS && !SUB_HAS_MIN))
+   sums of the activations. For subs of 16 these would take as many instructions as they save, and more registers. In bf16 there is always a zero, and the other use of those sums, minima, is
+   left alone. */
+#define CODES_MULTIPLY (TENSOR_CORES && (DECODE == DTYPE_F16 ? CODE_ZERO == 0 || (CODE_SUMS && LANE_SUB == 8) : CODE_SUMS && LANE_SUB == 8 && !CODE_IS_8_BITS && !SUB_HAS_MIN))
 #define CODE_SCALE (CODES_MULTIPLY && DECODE == DTYPE_F16 ? 16777216.0f : 1.0f)
 #define SUM_FACTOR (!CODES_MULTIPLY ? 0x3c00u : DECODE == DTYPE_BF16 ? 0xc300u | CODE_ZERO : SUB_HAS_MIN ? 0x0001u : 0x8000u | CODE_ZERO)
 /* Minima are integers times one number a block: tensor cores multiply them by the sums of the activations, where these are held. */

@@ -42,13 +42,12 @@ DEVICE weight_row find_tile_row(const moer_matmul_args &a, u32 expert, u32 tile,
 }
 
 struct stage_place {
-    u32 index, parity, words; /* from the first stage's begin to this one's */
+    u32 index, parity;
 };
 DEVICE void next_stage(stage_place &s) {
     s.index++;
-    s.words += STAGE_WORDS;
     if (s.index == STAGES) {
-        s.index = s.words = 0;
+        s.index = 0;
         s.parity ^= 1;
     }
 }
@@ -58,29 +57,29 @@ DEVICE void next_stage(stage_place &s) {
 template <class Words>
 DEVICE void multiply_tiles(const moer_matmul_args &a, const first_maps &maps, tile_place p, Words &words, const shared_place &barriers) {
     const data_places places = find_data_places(words, BARRIER_WORDS);
-    const part_places own_sums = find_part_places(words, BARRIER_WORDS + TILE_WORDS);
     const u32 warp = warp_index();
     const u8 *const no_x[1] = {0};
     held_activations<WARPS> held;
-    stage_place s = {0, 0, 0};
+    stage_place s = {0, 0};
     bool other_rows = true;
     u32 x_row = p.left ? find_x_row(a, maps, p, lane_index() >> 2) : 0;
 #pragma unroll 1
     while (p.left) {
         if (other_rows) hold_activations(held, activations(a, x_row), warp);
         float sums[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        const u32 stage = s.index * STAGE_WORDS;
         shared_barrier_wait(barriers, s.index * 2, s.parity);
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++)
             if (step_exists<WARPS>(warp, i)) {
-                weight_chunk low = fetch_chunk_of(places, s.words, 0, i), high = fetch_chunk_of(places, s.words, 1, i);
+                weight_chunk low = fetch_chunk_of(places, stage, 0, i), high = fetch_chunk_of(places, stage, 1, i);
                 multiply_step<1, X_HELD, holds_sums(WARPS)>(sums, low, high, no_x, step_of<WARPS>(warp, i), held.pair[i], held.sums[holds_sums(WARPS) ? i : 0]);
             }
         if (ROW_HAS_SCALE) {
             const u32 g = lane_index() >> 2;
             scale_rows<1>(sums, row_scale(find_tile_row(a, p.expert, p.tile, g)), row_scale(find_tile_row(a, p.expert, p.tile, g + 8)));
         }
-        leave_part(own_sums, s.words, sums);
+        leave_part(find_part_places(words, BARRIER_WORDS + TILE_WORDS), stage, sums); /* found anew: registers are what this loop has least of */
         shared_barrier_arrive(barriers, (STAGES + s.index) * 2);
         next_stage(s);
         other_rows = next_tile(a, p);
@@ -114,7 +113,7 @@ DEVICE void copy_tile(const moer_matmul_args &a, const tile_place &p, Words &wor
 /* Keeps as many tiles under way as there are stages. */
 template <class Words>
 DEVICE void copy_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {
-    stage_place s = {0, 1, 0};
+    stage_place s = {0, 1};
 #pragma unroll 1
     for (u32 i = 0; p.left; i++) {
         if (i >= STAGES) shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);
@@ -129,7 +128,7 @@ template <class Words>
 DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, const shared_place &barriers) {
     constexpr u32 LANE_OUTPUTS = TILE_COLUMNS * 8 / 32;
     const u32 c = lane_index() % TILE_COLUMNS, first_token = lane_index() / TILE_COLUMNS;
-    stage_place s = {0, 0, 0};
+    stage_place s = {0, 0};
     for (u32 i = 0; i < STAGES; i++) shared_barrier_arrive(barriers, i * 2); /* nothing was there to be read */
 #pragma unroll 1
     while (p.left) {
@@ -142,7 +141,7 @@ DEVICE void finish_tiles(const moer_matmul_args &a, tile_place p, Words &words, 
         shared_barrier_wait(barriers, (STAGES + s.index) * 2, s.parity);
 #pragma unroll
         for (u32 i = 0; i < LANE_OUTPUTS; i++)
-            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.words + TILE_WORDS, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);
+            if (o[i].at >= 0) add_parts(words, BARRIER_WORDS + s.index * STAGE_WORDS + TILE_WORDS, c, first_token + i * (32 / TILE_COLUMNS), value[i], up[i]);
         shared_barrier_arrive(barriers, s.index * 2);
 #pragma unroll
         for (u32 i = 0; i < LANE_OUTPUTS; i++)

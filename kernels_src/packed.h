@@ -370,12 +370,13 @@ DEVICE void unpack_codes(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_S
                 else pair[(i * 4 + j) % (LANE_SUB / 2)] = (j < 2 ? w : w >> 8) & (j % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
             continue;
         }
-#pragma unroll
-        for (u32 j = 0; j < 2; j++) { /* the lower code of each byte, then the upper one */
-            const u32 code = (j == 0 ? w << 4 : w) & 0xf0f0f0f0u, bytes = or_and(code, code >> 3, 0x8e8e8e8eu);
-            pair[(i * 4 + j) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x2404);
-            pair[(i * 4 + j + 2) % (LANE_SUB / 2)] = select_bytes(bytes, 0, 0x3414);
-        }
+        /* Each code's sign and the rest of it go to their places by two shifts, and a mask takes both. Shifts to the left are multiplications elsewhere than in the ALUs, which are
+           the limit here; so the compiler mustn't exchange shifts and masks. */
+        const u32 lower = and_or(w, 0x0f0f0f0fu, 0), upper = and_or(w, 0xf0f0f0f0u, 0);
+        pair[i * 4 % (LANE_SUB / 2)] = or_and(lower << 12, lower << 9, 0x8e008e00u);
+        pair[(i * 4 + 1) % (LANE_SUB / 2)] = or_and(upper << 8, upper << 5, 0x8e008e00u);
+        pair[(i * 4 + 2) % (LANE_SUB / 2)] = or_and(lower << 4, lower << 1, 0x8e008e00u);
+        pair[(i * 4 + 3) % (LANE_SUB / 2)] = or_and(upper, upper >> 3, 0x8e008e00u);
     }
 }
 

@@ -490,7 +490,7 @@ MOE_ROUTE_API moe_route_status moe_route_layer_workspace_size(const moe_route_la
                                                               size_t *size);
 
 /* Fused layer: logits -> ids and weights -> experts -> y. A token's y has the same bits in every batch in which experts have few rows: T * k
-   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16; 22 times from SM90 on, where
+   up to 512, and up to 12 times the local experts (twice where weights are F16 or BF16; 26 times from SM90 on, where
    moe_route_layer_explain tells matmul_bulk for gate_up); and the same bits in every larger one. On a
    GPU and with f16 or bf16 activations, larger batches round each quantized weight to the activations'
    dtype (relative 2^-12 or 2^-9; in f16 absolute 2^-25 where that is more) and each slot's weighted row to it before the sum. */

@@ -27,7 +27,7 @@
 /* Rows of an expert, on average, up to which matmul.cu is faster than grouped.cu, though it reads weights again for each further 8 rows: of quantized weights, of
    those that go through matmul_bulk.cu, and of others. */
 #define MOER_FEW_ROWS 12u
-#define MOER_FEW_ROWS_BULK 22u
+#define MOER_FEW_ROWS_BULK 26u
 #define MOER_FEW_ROWS_PLAIN 2u
 #define MOER_MATMUL_SHARED 98304u /* bytes that the blocks of matmul.cu on a multiprocessor share, on every GPU */
 /* Inputs of the down matmul up to which down.cu is faster than matmul_bulk.cu and combine.cu, but for GGUF's blocks. */
