@@ -3442,8 +3442,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "  Constants, beside tile.h's: GROUP, inputs that share a scale, 0: one scale a row; GROUP_ROWS, rows that share a scale;\n"
     "  SCALES, dtype of the scales, also E8M0 and E4M3; SCALE_ALIGN, bytes that the scales of every row are aligned to;\n"
     "  ZERO_POINTS, 1: given, in the form of the codes; SIGNED, 1: codes and zero points are two's complement; GLOBAL, a global\n"
-    "  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: INT4\n"
-    "  codes are multiplied as they are (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.\n"
+    "  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: codes\n"
+    "  with a zero are multiplied as they are, GGUF's, too (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.\n"
     "*/\n"
     "#include \"formats.h\"\n"
     "\n"
@@ -3499,8 +3499,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "\n"
     "/* A lane's part of a row's step, as it lies in memory. */\n"
     "struct weight_chunk {\n"
-    "    u32 word[4];\n"
-    "    u32 scale[(SUBS * SCALE_BYTES + 3) / 4];\n",
+    "    u32 word[4];\n",
+    "    u32 scale[(SUBS * SCALE_BYTES + 3) / 4];\n"
     "    u32 zero_point[1]; /* INT8: bytes; INT4: nibbles */\n"
     "};\n"
     "\n"
@@ -3564,8 +3564,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "/* A warp's steps have their scales at the same place in words. */\n"
     "#define STEPS_TOGETHER(parts) (NUM_STEPS % (parts) == 0 && (GROUP == 0 || (SUBS > 1 && SUBS * SCALE_BYTES % 4 == 0)))\n"
     "#define STEPS_KEEP_WORDS(parts) (STEPS_TOGETHER(parts) || SCALES_FILL_WORDS || (SUBS > 1 \? (parts) * SUBS * SCALE_BYTES % 4 == 0 : GROUP != 0 && (parts) * STEP % (4 * GROUP) == 0))\n"
-    "/* They lie in the row where its first step and the distance to it say, scales_at(first) + scales_at(steps): where steps share a group,\n"
-    "   the warp steps over whole groups. */\n",
+    "/* They lie in the row where its first step and the distance to it say, scales_at(first) + scales_at(steps): where steps share a group,\n",
+    "   the warp steps over whole groups. */\n"
     "#define STEPS_KEEP_GROUPS(parts) (STEPS_TOGETHER(parts) || (parts) == 1 || GROUP == 0 || SUBS > 1 || (parts) * STEP % (GROUP != 0 \? GROUP : 1) == 0)\n"
     "#define CAN_COPY(parts) (TENSOR_CORES && STEPS_KEEP_WORDS(parts) && WEIGHT_ALIGN == 16 && INNER * WEIGHT_BITS % 128 == 0 && !ZERO_POINTS && STEP_SCALE_WORDS <= 2)\n"
     "\n"
@@ -3633,8 +3633,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "DEVICE void copy_step(const copy_places &places, u32 at, const copy_source &s, u32 first_step, u32 steps, bool inner, bool whole_scales) {\n"
     "    const u32 t = lane_index() & 3;\n"
     "    const u32 size = INNER * WEIGHT_BITS % 512 == 0 || inner || ((u64)first_step + steps) * 64 + t * 16 < ROW_BYTES \? 16 : 0;\n"
-    "    copy_async_line_16(places.data, at, s.low + steps * 64, size);\n"
-    "    copy_async_line_16(places.data, at + 128, s.high + steps * 64, size);\n",
+    "    copy_async_line_16(places.data, at, s.low + steps * 64, size);\n",
+    "    copy_async_line_16(places.data, at + 128, s.high + steps * 64, size);\n"
     "    if (STEP_SCALE_WORDS == 0) return;\n"
     "    const u8 *const p = s.scales + scales_at(steps);\n"
     "    const bool wanted = t / 2 < STEP_SCALE_WORDS;\n"
@@ -3710,8 +3710,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "DEVICE float code_scale(const weight_chunk &c, u32 step, u32 sub) { return sub_scale(c, step, sub); }\n"
     "DEVICE float sub_min(const weight_chunk &, u32, u32) { return 0.0f; }\n"
     "\n"
-    "#define SCALES_ARE_EXPONENTS (SUB_HAS_SCALE && SCALES == SCALES_E8M0)\n"
-    "/* E8M0 is the exponent of an f32, but for 0 and 255. Whether a row's step has one of these, so that the others are had by a shift. */\n",
+    "#define SCALES_ARE_EXPONENTS (SUB_HAS_SCALE && SCALES == SCALES_E8M0)\n",
+    "/* E8M0 is the exponent of an f32, but for 0 and 255. Whether a row's step has one of these, so that the others are had by a shift. */\n"
     "DEVICE bool has_odd_scales(const weight_chunk &c) {\n"
     "    u32 odd = 0;\n"
     "#pragma unroll\n"
@@ -3780,16 +3780,15 @@ static const char *const moer_source_9[] = { /* packed.h */
     "}\n"
     "\n"
     "/* f16 has subnormals, and tensor cores multiply them exactly: a code of four bits is one as it is, code * 2^-24, or four bits further up\n"
-    "   code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what\n"
-    "   the codes lack of their weights, in CODE_SCALE, is made up for once a tile. In bf16, whose subnormals are too small for the sums, a code stands in the mantissa of 128. INT4's zero\n",
+    "   code * 2^-20, and E2M1 is one in the place of the lowest bits of the exponent, times 2^-14. So nothing but masks is needed; what\n",
+    "   the codes lack of their weights, in CODE_SCALE, is made up for once a tile. In bf16, whose subnormals are too small for the sums, a code stands in the mantissa of 128. INT4's zero\n"
     "   point, and that 128, are made up for by the sums of the activations: so it pays where these are held (CODE_SUMS). */\n"
     "#define CODES_MULTIPLY (TENSOR_CORES && SUB_HAS_SCALE && LANE_SUB >= 8 && !ZERO_POINTS && (FOUR_BIT_FLOATS \? DECODE == DTYPE_F16 : FORMAT == FORMAT_INT4 && CODE_SUMS))\n"
     "#define CODE_SCALE (!CODES_MULTIPLY || DECODE == DTYPE_BF16 \? 1.0f : FORMAT == FORMAT_INT4 \? 16777216.0f : 16384.0f)\n"
     "#define CODE_ZERO (FORMAT == FORMAT_INT4 \? USUAL_ZERO_POINT : 0u)\n"
     "#define SUM_FACTOR ((DECODE == DTYPE_BF16 \? 0xc300u : 0x8000u) | CODE_ZERO)\n"
     "\n"
-    "/* The codes of sub `sub` in the order PAIR_ORDER; INT4 in f16: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for\n"
-    "   four codes at once, each in the byte where it lies. */\n"
+    "/* The codes of sub `sub` in the order PAIR_ORDER; INT4 in f16: even pairs times 2^-24, odd ones times 2^-20. */\n"
     "DEVICE void unpack_codes(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_SUB / 2]) {\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < LANE_SUB / 8; i++) {\n"
@@ -3837,8 +3836,8 @@ static const char *const moer_source_9[] = { /* packed.h */
     "#else\n"
     "        if (SIGNED) w ^= 0x88888888u;\n"
     "        if (LANE_SUB == 4) { /* the four nibbles of two bytes, a byte in each half: pairs (0, 2) and (1, 3) */\n"
-    "            w = select_bytes(w, 0, sub % 2 == 0 \? 0x4140 : 0x4342);\n"
-    "            pair[0] = FOUR_BIT_FLOATS \? fp4_pair(w) : int4_pair(w, zero_point);\n",
+    "            w = select_bytes(w, 0, sub % 2 == 0 \? 0x4140 : 0x4342);\n",
+    "            pair[0] = FOUR_BIT_FLOATS \? fp4_pair(w) : int4_pair(w, zero_point);\n"
     "            pair[1] = FOUR_BIT_FLOATS \? fp4_pair(w >> 4) : int4_upper_pair(w, zero_point);\n"
     "        } else { /* eight nibbles: pairs (0, 4), (1, 5), (2, 6), (3, 7) */\n"
     "#pragma unroll\n"
@@ -4789,7 +4788,7 @@ static const char *const moer_source_14[] = { /* held.h */
     "\n"
     "DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }\n"
     "/* Whether the sums of the activations are held, too: where there is room for both. */\n"
-    "DEVICE constexpr bool holds_sums(u32 parts) { return WANTS_SUMS && held_words(parts) <= (SUBS > 4 \? 16 : 32); }\n"
+    "DEVICE constexpr bool holds_sums(u32 parts) { return WANTS_SUMS && SUBS <= 4 && held_words(parts) <= 32; }\n"
     "\n"
     "template <u32 PARTS>\n"
     "struct held_activations {\n"
@@ -4836,6 +4835,7 @@ static const char *const moer_source_15[] = { /* copied.h */
     "\n"
     "  Constants: WARPS, that share the steps of a row.\n"
     "*/\n"
+    "\n"
     "/* Rows lie so that what the lanes of a row read at once has banks of its own, where each can be copied apart. */\n"
     "#if FORMAT > FORMAT_GGUF\n"
     "constexpr u32 BYTES_AT_ONCE = FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K \? 32 : 16, SCALE_ROW_BYTES = 0;\n"
@@ -8382,7 +8382,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_38},
     {"slots.cu", moer_source_39},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "6f345359f29a23024cb83fc8d047d406da804677017060bd820c762863a53602";
+static const char moer_sources_digest[] = "d2c8e9aeebd17462d481be7a3374a3a5521060b5fb070d4bb18e34515e1dbb3c";
 
 /* ---- src/base.c ---- */
 /*
@@ -14520,8 +14520,8 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
     moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
 }
 
-/* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
-   bf16, make nothing of it. */
+/* Whether the matmuls of few rows multiply codes with a zero as they are (packed.h, gguf.h): where a warp has registers for what that takes. Kernels that don't, with zero points or subs of
+   16, make nothing of it. */
 static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
     if (matrix->format > MOE_ROUTE_FORMAT_GGUF) return moer_matrix_has_bulk_tiles(layer, matrix) && moer_bulk_inputs(matrix) == 128;
     return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;

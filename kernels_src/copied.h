@@ -4,6 +4,7 @@
 
   Constants: WARPS, that share the steps of a row.
 */
+
 /* Rows lie so that what the lanes of a row read at once has banks of its own, where each can be copied apart. */
 #if FORMAT > FORMAT_GGUF
 constexpr u32 BYTES_AT_ONCE = FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K ? 32 : 16, SCALE_ROW_BYTES = 0;

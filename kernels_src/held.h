@@ -6,7 +6,7 @@
 
 DEVICE constexpr u32 held_words(u32 parts) { return PART_STEPS(parts) * LANE_VALUES / 2; }
 /* Whether the sums of the activations are held, too: where there is room for both. */
-DEVICE constexpr bool holds_sums(u32 parts) { return WANTS_SUMS && held_words(parts) <= (SUBS > 4 ? 16 : 32); }
+DEVICE constexpr bool holds_sums(u32 parts) { return WANTS_SUMS && SUBS <= 4 && held_words(parts) <= 32; }
 
 template <u32 PARTS>
 struct held_activations {

@@ -10,8 +10,8 @@
   Constants, beside tile.h's: GROUP, inputs that share a scale, 0: one scale a row; GROUP_ROWS, rows that share a scale;
   SCALES, dtype of the scales, also E8M0 and E4M3; SCALE_ALIGN, bytes that the scales of every row are aligned to;
   ZERO_POINTS, 1: given, in the form of the codes; SIGNED, 1: codes and zero points are two's complement; GLOBAL, a global
-  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: INT4
-  codes are multiplied as they are (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.
+  scale: none (0), one (1), by expert (2), by expert and half of its rows (3), by expert and parity of the row (4); CODE_SUMS, 1: codes
+  with a zero are multiplied as they are, GGUF's, too (0 where it isn't defined). A matrix has the same in all of its kernels, whose sums are the same bits.
 */
 #include "formats.h"
 
@@ -356,8 +356,7 @@ DEVICE u32 fp8_pair(u32 codes) {
 #define CODE_ZERO (FORMAT == FORMAT_INT4 ? USUAL_ZERO_POINT : 0u)
 #define SUM_FACTOR ((DECODE == DTYPE_BF16 ? 0xc300u : 0x8000u) | CODE_ZERO)
 
-/* The codes of sub `sub` in the order PAIR_ORDER; INT4 in f16: even pairs times 2^-24, odd ones times 2^-20. E2M1: first the upper byte of the f16 for
-   four codes at once, each in the byte where it lies. */
+/* The codes of sub `sub` in the order PAIR_ORDER; INT4 in f16: even pairs times 2^-24, odd ones times 2^-20. */
 DEVICE void unpack_codes(const weight_chunk &c, u32, u32 sub, u32 (&pair)[LANE_SUB / 2]) {
 #pragma unroll
     for (u32 i = 0; i < LANE_SUB / 8; i++) {

@@ -439,8 +439,8 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
     moer_define(defines, "X_INDEX", (unsigned long)kind->x_index);
 }
 
-/* Whether matmul.cu multiplies INT4 codes as they are (packed.h): where a warp has registers for what that takes. Kernels that don't, with zero points or in
-   bf16, make nothing of it. */
+/* Whether the matmuls of few rows multiply codes with a zero as they are (packed.h, gguf.h): where a warp has registers for what that takes. Kernels that don't, with zero points or subs of
+   16, make nothing of it. */
 static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
     if (matrix->format > MOE_ROUTE_FORMAT_GGUF) return moer_matrix_has_bulk_tiles(layer, matrix) && moer_bulk_inputs(matrix) == 128;
     return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
