@@ -274,7 +274,7 @@ if "$program" info --json | grep -q '"works": true'; then
     rm -rf "$work/cache"
     # shellcheck disable=SC2086
     runs warm_two_layers 0 "$program" warm $layer --arch 90 --pack "$work/two.moep" --json --and --down-format q8_0
-    holds warm_two_layers_share lines "$work/out" variants=5 compiled=5 # the router; h is in the order that its reader wants
+    holds warm_two_layers_share lines "$work/out" variants=6 compiled=6 # the router; h is in the order that its reader wants, and blocks of GGUF have a combine of their own
     # shellcheck disable=SC2086
     runs warm_in_lines 0 "$program" warm $layer --arch 90 --pack "$work/two.moep"
     says warm_in_lines_names_kernels "sm_90   matmul_bulk compiled"

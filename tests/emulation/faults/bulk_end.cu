@@ -9,8 +9,10 @@ KERNEL(fault, 32, fault_args) {
     const shared_place barrier = shared_place_of(words, 64);
     if (thread_index() == 0) shared_barrier_start(barrier, 2);
     block_barrier();
-    shared_barrier_expect(barrier, 0, 128);
-    copy_bulk(shared_place_of(words, 0), 0, a.in, 128, barrier, 0);
+    if (elect_lane()) {
+        shared_barrier_expect(barrier, 0, 128);
+        copy_bulk(shared_place_of(words, 0), 0, a.in, 128, barrier, 0);
+    }
     if (thread_index() == 0 && !FAULT) shared_barrier_arrive(barrier, 0);
     if (!FAULT) shared_barrier_wait(barrier, 0, 0);
     a.out[thread_index()] = a.in[thread_index()];

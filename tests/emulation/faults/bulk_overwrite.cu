@@ -15,6 +15,7 @@ KERNEL(fault, 64, fault_args) {
     if (warp_index() == 0) {
         for (u32 i = 0; i < 2; i++) {
             if (i && !FAULT) shared_barrier_wait(done, 0, 0);
+            if (!elect_lane()) continue;
             shared_barrier_expect(full, 0, 128);
             copy_bulk(part, 0, a.in + 32 * i, 128, full, 0);
         }

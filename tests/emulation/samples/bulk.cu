@@ -5,6 +5,7 @@
 struct sample_args { const u32 *in; u32 *out; u32 tiles; };
 
 DEVICE void bring(const sample_args &a, const shared_place &words, const shared_place &barriers, u32 tile) {
+    if (!elect_lane()) return;
     shared_barrier_expect(barriers, tile % 2 * 2, 1024);
     copy_bulk(words, tile % 2 * 256, a.in + tile * 256, 512, barriers, tile % 2 * 2);
     copy_bulk(words, tile % 2 * 256 + 128, a.in + tile * 256 + 128, 512, barriers, tile % 2 * 2);
