@@ -3928,7 +3928,7 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "   left alone. */\n"
     "#define CODES_MULTIPLY (TENSOR_CORES && (DECODE == DTYPE_F16 \? CODE_ZERO == 0 || (CODE_SUMS && LANE_SUB == 8) : CODE_SUMS && LANE_SUB == 8 && !CODE_IS_8_BITS && !SUB_HAS_MIN))\n"
     "#define CODE_SCALE (CODES_MULTIPLY && DECODE == DTYPE_F16 \? 16777216.0f : 1.0f)\n",
-    "#define SUM_FACTOR (!CODES_MULTIPLY \? 0x3c00u : DECODE == DTYPE_BF16 \? 0xc300u | CODE_ZERO : SUB_HAS_MIN \? 0x0001u : 0x8000u | CODE_ZERO)\n"
+    "#define SUM_FACTOR (!CODES_MULTIPLY \? (DECODE == DTYPE_BF16 \? 0x3f80u : 0x3c00u) : DECODE == DTYPE_BF16 \? 0xc300u | CODE_ZERO : SUB_HAS_MIN \? 0x0001u : 0x8000u | CODE_ZERO)\n"
     "/* Minima are integers times one number a block: tensor cores multiply them by the sums of the activations, where these are held. */\n"
     "#define MINS_MULTIPLY (TENSOR_CORES && (FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K))\n"
     "#define UPPER_CODES (CODES_MULTIPLY && FORMAT == FORMAT_Q4_K) /* in f16 */\n"
@@ -4001,18 +4001,10 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "\n"
     "#if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K\n"
     "/* The lane's codes of half a block: it holds those of two subs in words 0 and 1, and of the others in 2 and 3, at once or when arrange_weight_chunk has exchanged them. */\n"
-    "DEVICE void load_codes(weight_chunk &c, const u8 *block, u32 half) {\n"
-    "    u32 word[4];\n",
-    "    load_weights<16, BLOCK_ALIGN(16)>(word, block + CODES + half * 64 + (lane_index() & 3) * 16, 16);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < 4; i++) c.word[i] = word[i];\n"
+    "DEVICE void load_codes(weight_chunk &c, const u8 *block, u32 half) {\n",
+    "    load_weights<16, BLOCK_ALIGN(16)>(c.word, block + CODES + half * 64 + (lane_index() & 3) * 16, 16);\n"
     "}\n"
-    "DEVICE void load_head(weight_chunk &c, const u8 *block) {\n"
-    "    u32 word[4];\n"
-    "    load_weights<16, BLOCK_ALIGN(16)>(word, block, 16);\n"
-    "#pragma unroll\n"
-    "    for (u32 i = 0; i < 4; i++) c.head[i] = word[i];\n"
-    "}\n"
+    "DEVICE void load_head(weight_chunk &c, const u8 *block) { load_weights<16, BLOCK_ALIGN(16)>(c.head, block, 16); }\n"
     "#ifdef TILES_IN_SHARED\n"
     "DEVICE void load_codes(weight_chunk &c, const shared_block &block, u32 half) {\n"
     "#pragma unroll\n"
@@ -4099,10 +4091,10 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "\n"
     "DEVICE weight_chunk load_weight_chunk(const weight_row &row, u32 step, bool inner) { return load_chunk(row, step, inner); }\n"
     "\n"
-    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n",
+    "/* Q4_K and Q5_K: lanes 0 and 1 hold the codes of subs 0 and 1, the others those of 2 and 3. */\n"
     "DEVICE void arrange_weight_chunk(weight_chunk &c) {\n"
     "#ifndef TILES_IN_SHARED\n"
-    "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n"
+    "    if (FORMAT != FORMAT_Q4_K && FORMAT != FORMAT_Q5_K) return;\n",
     "    exchange_words<2>(c.word[0], c.word[2 % CODE_WORDS]);\n"
     "    exchange_words<2>(c.word[1], c.word[3 % CODE_WORDS]);\n"
     "#else\n"
@@ -4174,10 +4166,10 @@ static const char *const moer_source_10[] = { /* gguf.h */
     "}\n"
     "\n"
     "#if FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_IQ4_XS || FORMAT == FORMAT_GGUF_MXFP4\n"
-    "/* The table's bytes, CODE_ZERO added, for four nibbles. */\n",
+    "/* The table's bytes, CODE_ZERO added, for four nibbles. */\n"
     "DEVICE u32 look_up(u32 nibbles) {\n"
     "#if FORMAT == FORMAT_GGUF_MXFP4\n"
-    "    const u32 table[4] = {0x13121110u, 0x1c181614u, 0x0d0e0f10u, 0x04080a0cu};\n"
+    "    const u32 table[4] = {0x13121110u, 0x1c181614u, 0x0d0e0f10u, 0x04080a0cu};\n",
     "#else\n"
     "    const u32 table[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};\n"
     "#endif\n"
@@ -4278,16 +4270,14 @@ static const char *const moer_source_12[] = { /* sums.h */
     "#if CODES_MULTIPLY || SUB_HAS_MIN\n"
     "#define WANTS_SUMS (SUB_HAS_MIN || CODE_ZERO != 0)\n"
     "DEVICE void sum_activations(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {\n"
-    "    constexpr u32 FACTOR = CODES_MULTIPLY || X == DTYPE_F16 \? SUM_FACTOR * 0x10001u : 0x3f803f80u;\n"
-    "    const u32 factors[4] = {FACTOR, FACTOR, FACTOR, FACTOR};\n"
+    "    constexpr u32 FACTORS = SUM_FACTOR * 0x10001u;\n"
+    "    const u32 factors[4] = {FACTORS, FACTORS, FACTORS, FACTORS};\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS / 2; i++) { /* in the pairs of multiply_codes, which then needn't move them */\n"
     "        const bool apart = FORMAT == FORMAT_INT4 && X == DTYPE_F16;\n"
     "        const u32 first = apart \? i / 2 * 4 + i % 2 : i * 2, second = first + (apart \? 2 : 1);\n"
-    "        if (X == DTYPE_BF16 && i == 0) matrix_product_bf16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
-    "        else if (X == DTYPE_BF16) matrix_multiply_bf16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
-    "        else if (i == 0) matrix_product_f16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
-    "        else matrix_multiply_f16(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
+    "        if (i == 0) multiply_fragments<true>(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
+    "        else multiply_fragments<false>(sums, factors, activation[first], activation[second % NUM_PAIRS]);\n"
     "    }\n"
     "}\n"
     "#else\n"
@@ -4319,6 +4309,8 @@ static const char *const moer_source_12[] = { /* sums.h */
     "    held.parts[1] = part[2];\n"
     "}\n"
     "\n"
+    "DEVICE void take_sum(float (&)[4], const held_sums &, u32) {} /* they come in once a step */\n"
+    "\n"
     "DEVICE void add_mins(float (&sums)[4], const weight_chunk &low, const weight_chunk &high, u32 step, const held_sums &held) {\n"
     "    const u32 low_pair = min_pair(low, step), high_pair = min_pair(high, step), a[4] = {low_pair, high_pair, low_pair, high_pair};\n"
     "    float product[4];\n"
@@ -4332,6 +4324,11 @@ static const char *const moer_source_12[] = { /* sums.h */
     "DEVICE void hold_sum(held_sums &held, u32 sub, const float (&sums)[4]) {\n"
     "    held.of[sub][0] = sums[0];\n"
     "    held.of[sub][1] = sums[1];\n"
+    "}\n"
+    "\n"
+    "DEVICE void take_sum(float (&sums)[4], const held_sums &held, u32 sub) {\n"
+    "#pragma unroll\n"
+    "    for (u32 i = 0; i < 4; i++) sums[i] = held.of[sub][i % 2];\n"
     "}\n"
     "#endif\n",
     NULL};
@@ -4557,6 +4554,15 @@ static const char *const moer_source_13[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
+    "/* sums += a fragment of weights times one of activations, or with BEGIN sums = that. */\n"
+    "template <bool BEGIN>\n"
+    "DEVICE void multiply_fragments(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
+    "    if (BEGIN && X == DTYPE_F16) matrix_product_f16(sums, a, b0, b1);\n"
+    "    else if (BEGIN) matrix_product_bf16(sums, a, b0, b1);\n"
+    "    else if (X == DTYPE_F16) matrix_multiply_f16(sums, a, b0, b1);\n"
+    "    else matrix_multiply_bf16(sums, a, b0, b1);\n"
+    "}\n"
+    "\n"
     "/* sums += one sub, or with BEGIN sums = one sub: rows' pairs against the activations. The layout of sums is that of the matrix\n"
     "   fragment: sums[0], [1] are row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */\n"
     "template <bool BEGIN>\n"
@@ -4564,20 +4570,17 @@ static const char *const moer_source_13[] = { /* tile.h */
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS / 2; i++) {\n"
     "        const u32 a[4] = {low[i * 2], high[i * 2], low[i * 2 + 1], high[i * 2 + 1]};\n"
-    "        if (BEGIN && i == 0) {\n"
-    "            if (X == DTYPE_F16) matrix_product_f16(sums, a, activation[0], activation[1]);\n"
-    "            else matrix_product_bf16(sums, a, activation[0], activation[1]);\n"
-    "        } else if (X == DTYPE_F16) matrix_multiply_f16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
-    "        else matrix_multiply_bf16(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
+    "        if (BEGIN && i == 0) multiply_fragments<true>(sums, a, activation[0], activation[1]);\n"
+    "        else multiply_fragments<false>(sums, a, activation[i * 2], activation[i * 2 + 1]);\n"
     "    }\n"
     "}\n"
     "\n"
     "#include \"sums.h\"\n"
     "\n"
     "#if CODES_MULTIPLY\n"
-    "/* One sub's codes, smaller than weights by CODE_SCALE: those with a zero are added to what sum_activations gives, others are all of the sums. */\n"
+    "/* One sub's codes, smaller than weights by CODE_SCALE: those with a zero are added to what sum_activations gives, others are all of the sums. */\n",
     "DEVICE void multiply_codes(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const u32 (&high)[NUM_PAIRS], const u32 (&activation)[NUM_PAIRS]) {\n"
-    "    if (FORMAT != FORMAT_INT4 || X == DTYPE_BF16) return multiply_pairs<CODE_ZERO == 0>(sums, low, high, activation);\n",
+    "    if (FORMAT != FORMAT_INT4 || X == DTYPE_BF16) return multiply_pairs<CODE_ZERO == 0>(sums, low, high, activation);\n"
     "    float upper[4]; /* the odd pairs, larger by 16 */\n"
     "#pragma unroll\n"
     "    for (u32 i = 0; i < NUM_PAIRS; i += 4) {\n"
@@ -4655,24 +4658,20 @@ static const char *const moer_source_13[] = { /* tile.h */
     "            float part[4];\n"
     "#if WANTS_SUMS\n"
     "            float total[4];\n"
-    "            if (!HAS_SUMS) sum_activations(total, activation);\n"
-    "#if !MINS_MULTIPLY\n"
-    "            else\n"
-    "#pragma unroll\n"
-    "                for (u32 i = 0; i < 4; i++) total[i] = held.of[sub][i % 2];\n"
-    "#endif\n"
+    "            if (HAS_SUMS) take_sum(total, held, sub);\n"
+    "            else sum_activations(total, activation);\n"
     "#endif\n"
     "#if CODES_MULTIPLY\n"
     "#if WANTS_SUMS\n"
     "            if (!SUB_HAS_MIN)\n"
     "#pragma unroll\n"
     "                for (u32 i = 0; i < 4; i++) part[i] = total[i];\n"
-    "#endif\n"
+    "#endif\n",
     "            multiply_codes(part, low_pairs, high_pairs, activation);\n"
     "#else\n"
     "            multiply_pairs<true>(part, low_pairs, high_pairs, activation);\n"
     "#endif\n"
-    "            sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);\n",
+    "            sums[b][0] = f32_fma(low_scale, part[0], sums[b][0]);\n"
     "            sums[b][1] = f32_fma(low_scale, part[1], sums[b][1]);\n"
     "            sums[b][2] = f32_fma(high_scale, part[2], sums[b][2]);\n"
     "            sums[b][3] = f32_fma(high_scale, part[3], sums[b][3]);\n"
@@ -4746,12 +4745,12 @@ static const char *const moer_source_13[] = { /* tile.h */
     "                    sum[0][n] = f32_fma(low_scale, part[0], sum[0][n]);\n"
     "                    sum[1][n] = f32_fma(high_scale, part[1], sum[1][n]);\n"
     "                    if (SUB_HAS_MIN) {\n"
-    "                        sum[0][n] = f32_fma(sub_min(low_chunk, step, sub), total, sum[0][n]);\n"
+    "                        sum[0][n] = f32_fma(sub_min(low_chunk, step, sub), total, sum[0][n]);\n",
     "                        sum[1][n] = f32_fma(sub_min(high_chunk, step, sub), total, sum[1][n]);\n"
     "                    }\n"
     "                }\n"
     "            }\n"
-    "        }\n",
+    "        }\n"
     "        /* Add the four lanes of a row, then keep the tokens that the matrix fragment would give this lane. */\n"
     "#pragma unroll\n"
     "        for (u32 n = 0; n < 8; n++)\n"
@@ -4863,9 +4862,8 @@ static const char *const moer_source_15[] = { /* copied.h */
     "\n"
     "/* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`, of a tile that lies so many words further. */\n"
     "DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 half, u32 index) {\n"
-    "    const u32 first = FIRST_STEP(warp_index(), WARPS);\n"
-    "    const shared_row row = {shared_place_after(places.rows, further), places.skew, block_of_step(first), half * 8 * ROW_STRIDE};\n"
-    "    return load_chunk(row, first + index * STEP_STRIDE(WARPS), is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS));\n"
+    "    const shared_row row = {shared_place_after(places.rows, further), places.skew, block_of_step(FIRST_STEP(warp_index(), WARPS)), half * 8 * ROW_STRIDE};\n"
+    "    return load_chunk(row, step_of<WARPS>(warp_index(), index), is_inner_step<WARPS>(index));\n"
     "}\n"
     "\n"
     "#else\n"
@@ -4891,8 +4889,8 @@ static const char *const moer_source_15[] = { /* copied.h */
     "   beyond the row. */\n"
     "DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 half, u32 index) {\n"
     "    constexpr u32 SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;\n"
-    "    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = further + half * 2 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;\n"
-    "    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);\n"
+    "    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = step_of<WARPS>(warp_index(), index), from = further + half * 2 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;\n"
+    "    const bool inner = is_inner_step<WARPS>(index);\n"
     "    weight_chunk c = {};\n"
     "#pragma unroll\n"
     "    for (u32 piece = 0; piece < PIECES; piece++) {\n"
@@ -5612,7 +5610,7 @@ static const char *const moer_source_21[] = { /* parts.h */
     "    const u32 g = lane_index() >> 2, t = lane_index() & 3, own = at + warp_index() * PART_SIZE;\n"
     "    part_places p;\n"
     "    p.low = shared_place_of(words, own + part_place(g, t * 2));\n"
-    "    p.high = GATED && UP_ROWS == 8 \? shared_place_after(p.low, part_place(8, 0)) : shared_place_of(words, own + part_place(g + 8, t * 2));\n"
+    "    p.high = shared_place_of(words, own + part_place(g + 8, t * 2));\n"
     "    return p;\n"
     "}\n"
     "\n"
@@ -8006,9 +8004,8 @@ static const char *const moer_source_34[] = { /* down.cu */
     "    p.h = TENSOR_CORES || wanted < p.end_row \? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0;\n"
     "}\n"
     "\n"
-    "DEVICE void enter_item(const moer_down_args &a, place &p, u32 item, u32 expert, u32 base, u32 end_row) {\n"
+    "DEVICE void enter_item(const moer_down_args &a, place &p, u32 expert, u32 base, u32 end_row) {\n"
     "    const u32 column = block_index_x() * 16 + (lane_index() >> 2);\n"
-    "    p.item = item;\n"
     "    p.base = base;\n"
     "    p.end_row = end_row;\n"
     "    p.rows.low = find_weight_row(a.weights, expert, column < ROWS \? column : ROWS - 1);\n"
@@ -8020,9 +8017,9 @@ static const char *const moer_source_34[] = { /* down.cu */
     "DEVICE void advance(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 total) {\n"
     "    p.base += 8;\n"
     "    if (p.base < p.end_row) return find_h(a, p);\n"
-    "    const u32 item = p.item + block_threads() / 32, d = item / K_SPLIT;\n"
-    "    p.item = item;\n"
-    "    if (item < total) enter_item(a, p, item, (u32)experts[d], (u32)offsets[d], (u32)offsets[d + 1]);\n"
+    "    p.item += block_threads() / 32;\n"
+    "    const u32 d = p.item / K_SPLIT;\n"
+    "    if (p.item < total) enter_item(a, p, (u32)experts[d], (u32)offsets[d], (u32)offsets[d + 1]);\n"
     "}\n"
     "\n"
     "KERNEL(moe_route_down, 512, moer_down_args) {\n"
@@ -8034,13 +8031,14 @@ static const char *const moer_source_34[] = { /* down.cu */
     "    const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();\n"
     "    /* The maps, with what lies beyond the last distinct expert and isn't used; and a warp's first item at once, since loads that wait for each other would be a\n"
     "       good part of a step with few tokens. */\n"
-    "    const u32 item = warp_index(), d = item / K_SPLIT;\n"
     "    place next = {};\n"
+    "    next.item = warp_index();\n"
+    "    const u32 d = next.item / K_SPLIT;\n"
     "    weight_stream<X_LOADED, K_SPLIT> stream;\n"
     "    const stream_places places = {};\n"
     "    const held_activations<K_SPLIT> held = {};\n"
-    "    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;\n",
-    "    u32 expert = 0, base = 0, end_row = 0;\n"
+    "    const u32 num_distinct = load_fresh_4(a.distinct_count), total = num_distinct * K_SPLIT;\n"
+    "    u32 expert = 0, base = 0, end_row = 0;\n",
     "    if (d < a.max_distinct) {\n"
     "        expert = load_fresh_4(a.distinct_experts + d);\n"
     "        base = load_fresh_4(a.distinct_offsets + d);\n"
@@ -8052,10 +8050,9 @@ static const char *const moer_source_34[] = { /* down.cu */
     "        offsets[i + 1] = (int)load_fresh_4(a.distinct_offsets + i + 1);\n"
     "    }\n"
     "    for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);\n"
-    "    next.item = item;\n"
-    "    if (item < total) {\n"
-    "        enter_item(a, next, item, expert, base, end_row);\n"
-    "        start_weights(stream, places, next.rows, item % K_SPLIT);\n"
+    "    if (next.item < total) {\n"
+    "        enter_item(a, next, expert, base, end_row);\n"
+    "        start_weights(stream, places, next.rows, next.item % K_SPLIT);\n"
     "    }\n"
     "    block_barrier();\n"
     "    wait_for_previous_kernels();\n"
@@ -8382,7 +8379,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_38},
     {"slots.cu", moer_source_39},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "d2c8e9aeebd17462d481be7a3374a3a5521060b5fb070d4bb18e34515e1dbb3c";
+static const char moer_sources_digest[] = "7861376b5f0ab10d5803d2c305fea0250948f86b2738e04623fbecc39004dc0e";
 
 /* ---- src/base.c ---- */
 /*
@@ -14522,9 +14519,9 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
 
 /* Whether the matmuls of few rows multiply codes with a zero as they are (packed.h, gguf.h): where a warp has registers for what that takes. Kernels that don't, with zero points or subs of
    16, make nothing of it. */
-static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
+static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix, int activated) {
     if (matrix->format > MOE_ROUTE_FORMAT_GGUF) return moer_matrix_has_bulk_tiles(layer, matrix) && moer_bulk_inputs(matrix) == 128;
-    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
+    return matrix->format == MOE_ROUTE_FORMAT_INT4 && activated && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
 }
 
 /* matmul.cu for few and for many rows an expert. */
@@ -14536,7 +14533,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         const uint32_t blocks = bulk ? moer_bulk_blocks(matrix) : moer_matmul_blocks(kind->warps);
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
-        moer_define_given(defines, "CODE_SUMS", (kind->activated || matrix->format > MOE_ROUTE_FORMAT_GGUF) && moer_uses_code_sums(layer, matrix));
+        moer_define_given(defines, "CODE_SUMS", (unsigned long)moer_uses_code_sums(layer, matrix, kind->activated));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
@@ -14899,9 +14896,8 @@ static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs
    warps at one token; each at least two steps long, which a warp loads together; and the partial sums of all pairs fit. */
 static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
-    const int bulk = layer->down.inner > MOER_FUSED_INPUTS || layer->down.format > MOE_ROUTE_FORMAT_GGUF;
     if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
-    if (desc->fused_combine != MOE_ROUTE_ON && bulk && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
+    if (desc->fused_combine != MOE_ROUTE_ON && (layer->down.inner > MOER_FUSED_INPUTS || layer->down.format > MOE_ROUTE_FORMAT_GGUF) && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
         layer->down_parts = moer_bulk_warps(&layer->down);
         layer->fused_combine = 0;
         return MOE_ROUTE_OK;

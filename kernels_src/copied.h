@@ -32,9 +32,8 @@ DEVICE data_places find_data_places(Words &words, u32 tile) {
 
 /* A lane's part of its low (half 0) or high (half 1) row in the warp's step `index`, of a tile that lies so many words further. */
 DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 half, u32 index) {
-    const u32 first = FIRST_STEP(warp_index(), WARPS);
-    const shared_row row = {shared_place_after(places.rows, further), places.skew, block_of_step(first), half * 8 * ROW_STRIDE};
-    return load_chunk(row, first + index * STEP_STRIDE(WARPS), is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS));
+    const shared_row row = {shared_place_after(places.rows, further), places.skew, block_of_step(FIRST_STEP(warp_index(), WARPS)), half * 8 * ROW_STRIDE};
+    return load_chunk(row, step_of<WARPS>(warp_index(), index), is_inner_step<WARPS>(index));
 }
 
 #else
@@ -60,8 +59,8 @@ DEVICE data_places find_data_places(Words &words, u32 tile) {
    beyond the row. */
 DEVICE weight_chunk fetch_chunk_of(const data_places &places, u32 further, u32 half, u32 index) {
     constexpr u32 SCALES_TAKEN = (SUBS * SCALE_BYTES + 3) / 4;
-    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = first + index * STEP_STRIDE(WARPS), from = further + half * 2 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;
-    const bool inner = is_inner_step<WARPS>(index) && !STEPS_TOGETHER(WARPS);
+    const u32 t = lane_index() & 3, first = FIRST_STEP(warp_index(), WARPS), step = step_of<WARPS>(warp_index(), index), from = further + half * 2 * ROW_STRIDE + index * STEP_STRIDE(WARPS) * 16;
+    const bool inner = is_inner_step<WARPS>(index);
     weight_chunk c = {};
 #pragma unroll
     for (u32 piece = 0; piece < PIECES; piece++) {

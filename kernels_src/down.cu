@@ -39,9 +39,8 @@ DEVICE void find_h(const moer_down_args &a, place &p) {
     p.h = TENSOR_CORES || wanted < p.end_row ? (const u8 *)a.h + (u64)row * INNER * X_BYTES : 0;
 }
 
-DEVICE void enter_item(const moer_down_args &a, place &p, u32 item, u32 expert, u32 base, u32 end_row) {
+DEVICE void enter_item(const moer_down_args &a, place &p, u32 expert, u32 base, u32 end_row) {
     const u32 column = block_index_x() * 16 + (lane_index() >> 2);
-    p.item = item;
     p.base = base;
     p.end_row = end_row;
     p.rows.low = find_weight_row(a.weights, expert, column < ROWS ? column : ROWS - 1);
@@ -53,9 +52,9 @@ template <class Experts, class Offsets>
 DEVICE void advance(const moer_down_args &a, Experts &experts, Offsets &offsets, place &p, u32 total) {
     p.base += 8;
     if (p.base < p.end_row) return find_h(a, p);
-    const u32 item = p.item + block_threads() / 32, d = item / K_SPLIT;
-    p.item = item;
-    if (item < total) enter_item(a, p, item, (u32)experts[d], (u32)offsets[d], (u32)offsets[d + 1]);
+    p.item += block_threads() / 32;
+    const u32 d = p.item / K_SPLIT;
+    if (p.item < total) enter_item(a, p, (u32)experts[d], (u32)offsets[d], (u32)offsets[d + 1]);
 }
 
 KERNEL(moe_route_down, 512, moer_down_args) {
@@ -67,8 +66,9 @@ KERNEL(moe_route_down, 512, moer_down_args) {
     const u32 lane = lane_index(), g = lane >> 2, t = lane & 3, tile = block_index_x();
     /* The maps, with what lies beyond the last distinct expert and isn't used; and a warp's first item at once, since loads that wait for each other would be a
        good part of a step with few tokens. */
-    const u32 item = warp_index(), d = item / K_SPLIT;
     place next = {};
+    next.item = warp_index();
+    const u32 d = next.item / K_SPLIT;
     weight_stream<X_LOADED, K_SPLIT> stream;
     const stream_places places = {};
     const held_activations<K_SPLIT> held = {};
@@ -85,10 +85,9 @@ KERNEL(moe_route_down, 512, moer_down_args) {
         offsets[i + 1] = (int)load_fresh_4(a.distinct_offsets + i + 1);
     }
     for (u32 pair = thread_index(); pair < a.num_tokens * K; pair += block_threads()) pair_row[pair] = (int)load_fresh_4(a.pair_to_row + pair);
-    next.item = item;
-    if (item < total) {
-        enter_item(a, next, item, expert, base, end_row);
-        start_weights(stream, places, next.rows, item % K_SPLIT);
+    if (next.item < total) {
+        enter_item(a, next, expert, base, end_row);
+        start_weights(stream, places, next.rows, next.item % K_SPLIT);
     }
     block_barrier();
     wait_for_previous_kernels();

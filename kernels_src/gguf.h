@@ -73,7 +73,7 @@
    left alone. */
 #define CODES_MULTIPLY (TENSOR_CORES && (DECODE == DTYPE_F16 ? CODE_ZERO == 0 || (CODE_SUMS && LANE_SUB == 8) : CODE_SUMS && LANE_SUB == 8 && !CODE_IS_8_BITS && !SUB_HAS_MIN))
 #define CODE_SCALE (CODES_MULTIPLY && DECODE == DTYPE_F16 ? 16777216.0f : 1.0f)
-#define SUM_FACTOR (!CODES_MULTIPLY ? 0x3c00u : DECODE == DTYPE_BF16 ? 0xc300u | CODE_ZERO : SUB_HAS_MIN ? 0x0001u : 0x8000u | CODE_ZERO)
+#define SUM_FACTOR (!CODES_MULTIPLY ? (DECODE == DTYPE_BF16 ? 0x3f80u : 0x3c00u) : DECODE == DTYPE_BF16 ? 0xc300u | CODE_ZERO : SUB_HAS_MIN ? 0x0001u : 0x8000u | CODE_ZERO)
 /* Minima are integers times one number a block: tensor cores multiply them by the sums of the activations, where these are held. */
 #define MINS_MULTIPLY (TENSOR_CORES && (FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K))
 #define UPPER_CODES (CODES_MULTIPLY && FORMAT == FORMAT_Q4_K) /* in f16 */
@@ -147,17 +147,9 @@ DEVICE u32 load_block(const shared_block &block, u32 offset, u32 more) {
 #if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K
 /* The lane's codes of half a block: it holds those of two subs in words 0 and 1, and of the others in 2 and 3, at once or when arrange_weight_chunk has exchanged them. */
 DEVICE void load_codes(weight_chunk &c, const u8 *block, u32 half) {
-    u32 word[4];
-    load_weights<16, BLOCK_ALIGN(16)>(word, block + CODES + half * 64 + (lane_index() & 3) * 16, 16);
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) c.word[i] = word[i];
+    load_weights<16, BLOCK_ALIGN(16)>(c.word, block + CODES + half * 64 + (lane_index() & 3) * 16, 16);
 }
-DEVICE void load_head(weight_chunk &c, const u8 *block) {
-    u32 word[4];
-    load_weights<16, BLOCK_ALIGN(16)>(word, block, 16);
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) c.head[i] = word[i];
-}
+DEVICE void load_head(weight_chunk &c, const u8 *block) { load_weights<16, BLOCK_ALIGN(16)>(c.head, block, 16); }
 #ifdef TILES_IN_SHARED
 DEVICE void load_codes(weight_chunk &c, const shared_block &block, u32 half) {
 #pragma unroll

@@ -23,7 +23,7 @@ DEVICE part_places find_part_places(Words &words, u32 at) {
     const u32 g = lane_index() >> 2, t = lane_index() & 3, own = at + warp_index() * PART_SIZE;
     part_places p;
     p.low = shared_place_of(words, own + part_place(g, t * 2));
-    p.high = GATED && UP_ROWS == 8 ? shared_place_after(p.low, part_place(8, 0)) : shared_place_of(words, own + part_place(g + 8, t * 2));
+    p.high = shared_place_of(words, own + part_place(g + 8, t * 2));
     return p;
 }
 

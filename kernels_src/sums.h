@@ -7,16 +7,14 @@
 #if CODES_MULTIPLY || SUB_HAS_MIN
 #define WANTS_SUMS (SUB_HAS_MIN || CODE_ZERO != 0)
 DEVICE void sum_activations(float (&sums)[4], const u32 (&activation)[NUM_PAIRS]) {
-    constexpr u32 FACTOR = CODES_MULTIPLY || X == DTYPE_F16 ? SUM_FACTOR * 0x10001u : 0x3f803f80u;
-    const u32 factors[4] = {FACTOR, FACTOR, FACTOR, FACTOR};
+    constexpr u32 FACTORS = SUM_FACTOR * 0x10001u;
+    const u32 factors[4] = {FACTORS, FACTORS, FACTORS, FACTORS};
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS / 2; i++) { /* in the pairs of multiply_codes, which then needn't move them */
         const bool apart = FORMAT == FORMAT_INT4 && X == DTYPE_F16;
         const u32 first = apart ? i / 2 * 4 + i % 2 : i * 2, second = first + (apart ? 2 : 1);
-        if (X == DTYPE_BF16 && i == 0) matrix_product_bf16(sums, factors, activation[first], activation[second % NUM_PAIRS]);
-        else if (X == DTYPE_BF16) matrix_multiply_bf16(sums, factors, activation[first], activation[second % NUM_PAIRS]);
-        else if (i == 0) matrix_product_f16(sums, factors, activation[first], activation[second % NUM_PAIRS]);
-        else matrix_multiply_f16(sums, factors, activation[first], activation[second % NUM_PAIRS]);
+        if (i == 0) multiply_fragments<true>(sums, factors, activation[first], activation[second % NUM_PAIRS]);
+        else multiply_fragments<false>(sums, factors, activation[first], activation[second % NUM_PAIRS]);
     }
 }
 #else
@@ -48,6 +46,8 @@ DEVICE void hold_sum(held_sums &held, u32 sub, const float (&sums)[4]) {
     held.parts[1] = part[2];
 }
 
+DEVICE void take_sum(float (&)[4], const held_sums &, u32) {} /* they come in once a step */
+
 DEVICE void add_mins(float (&sums)[4], const weight_chunk &low, const weight_chunk &high, u32 step, const held_sums &held) {
     const u32 low_pair = min_pair(low, step), high_pair = min_pair(high, step), a[4] = {low_pair, high_pair, low_pair, high_pair};
     float product[4];
@@ -61,5 +61,10 @@ DEVICE void add_mins(float (&sums)[4], const weight_chunk &low, const weight_chu
 DEVICE void hold_sum(held_sums &held, u32 sub, const float (&sums)[4]) {
     held.of[sub][0] = sums[0];
     held.of[sub][1] = sums[1];
+}
+
+DEVICE void take_sum(float (&sums)[4], const held_sums &held, u32 sub) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) sums[i] = held.of[sub][i % 2];
 }
 #endif

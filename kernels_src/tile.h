@@ -219,6 +219,15 @@ DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS
     }
 }
 
+/* sums += a fragment of weights times one of activations, or with BEGIN sums = that. */
+template <bool BEGIN>
+DEVICE void multiply_fragments(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if (BEGIN && X == DTYPE_F16) matrix_product_f16(sums, a, b0, b1);
+    else if (BEGIN) matrix_product_bf16(sums, a, b0, b1);
+    else if (X == DTYPE_F16) matrix_multiply_f16(sums, a, b0, b1);
+    else matrix_multiply_bf16(sums, a, b0, b1);
+}
+
 /* sums += one sub, or with BEGIN sums = one sub: rows' pairs against the activations. The layout of sums is that of the matrix
    fragment: sums[0], [1] are row g of tokens 2t, 2t + 1; sums[2], [3] row g + 8. */
 template <bool BEGIN>
@@ -226,11 +235,8 @@ DEVICE void multiply_pairs(float (&sums)[4], const u32 (&low)[NUM_PAIRS], const 
 #pragma unroll
     for (u32 i = 0; i < NUM_PAIRS / 2; i++) {
         const u32 a[4] = {low[i * 2], high[i * 2], low[i * 2 + 1], high[i * 2 + 1]};
-        if (BEGIN && i == 0) {
-            if (X == DTYPE_F16) matrix_product_f16(sums, a, activation[0], activation[1]);
-            else matrix_product_bf16(sums, a, activation[0], activation[1]);
-        } else if (X == DTYPE_F16) matrix_multiply_f16(sums, a, activation[i * 2], activation[i * 2 + 1]);
-        else matrix_multiply_bf16(sums, a, activation[i * 2], activation[i * 2 + 1]);
+        if (BEGIN && i == 0) multiply_fragments<true>(sums, a, activation[0], activation[1]);
+        else multiply_fragments<false>(sums, a, activation[i * 2], activation[i * 2 + 1]);
     }
 }
 
@@ -317,12 +323,8 @@ DEVICE void multiply_step(float (&sums)[BLOCKS][4], weight_chunk &low, weight_ch
             float part[4];
 #if WANTS_SUMS
             float total[4];
-            if (!HAS_SUMS) sum_activations(total, activation);
-#if !MINS_MULTIPLY
-            else
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) total[i] = held.of[sub][i % 2];
-#endif
+            if (HAS_SUMS) take_sum(total, held, sub);
+            else sum_activations(total, activation);
 #endif
 #if CODES_MULTIPLY
 #if WANTS_SUMS

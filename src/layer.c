@@ -441,9 +441,9 @@ static void moer_define_matmul(char *defines, const moe_route_layer *layer, cons
 
 /* Whether the matmuls of few rows multiply codes with a zero as they are (packed.h, gguf.h): where a warp has registers for what that takes. Kernels that don't, with zero points or subs of
    16, make nothing of it. */
-static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix) {
+static int moer_uses_code_sums(const moe_route_layer *layer, const moer_matrix *matrix, int activated) {
     if (matrix->format > MOE_ROUTE_FORMAT_GGUF) return moer_matrix_has_bulk_tiles(layer, matrix) && moer_bulk_inputs(matrix) == 128;
-    return matrix->format == MOE_ROUTE_FORMAT_INT4 && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
+    return matrix->format == MOE_ROUTE_FORMAT_INT4 && activated && moer_divide_up(moer_tile_steps(matrix), moer_layer_matmul_warps(layer, matrix)) <= 2;
 }
 
 /* matmul.cu for few and for many rows an expert. */
@@ -455,7 +455,7 @@ static moe_route_status moer_layer_need_matmul(moe_route_layer *layer, const moe
         const uint32_t blocks = bulk ? moer_bulk_blocks(matrix) : moer_matmul_blocks(kind->warps);
         char defines[MOER_DEFINES_MAX] = "";
         moer_define_matmul(defines, layer, matrix, kind, kind->activated && layer->weight_on_input);
-        moer_define_given(defines, "CODE_SUMS", (kind->activated || matrix->format > MOE_ROUTE_FORMAT_GGUF) && moer_uses_code_sums(layer, matrix));
+        moer_define_given(defines, "CODE_SUMS", (unsigned long)moer_uses_code_sums(layer, matrix, kind->activated));
         moer_define(defines, "OUT_INDEX", (unsigned long)kind->out_index);
         moer_define_given(defines, "OUT_ORDER", kind->activated ? moer_h_order(layer) : 0);
         moer_define_given(defines, "X_ORDER", kind->x_index == 2 ? moer_h_order(layer) : 0);
@@ -818,9 +818,8 @@ static int moer_parts_fit(uint32_t parts, uint32_t pairs) { return parts * pairs
    warps at one token; each at least two steps long, which a warp loads together; and the partial sums of all pairs fit. */
 static moe_route_status moer_layer_choose_parts(moe_route_layer *layer, const moe_route_layer_desc *desc) {
     const uint32_t pairs = desc->sums_of_max_tokens != 0 ? moer_small_pairs(layer, desc->sums_of_max_tokens) : layer->max_pairs_small;
-    const int bulk = layer->down.inner > MOER_FUSED_INPUTS || layer->down.format > MOE_ROUTE_FORMAT_GGUF;
     if (layer->down.format == MOE_ROUTE_FORMAT_NONE) return MOE_ROUTE_OK;
-    if (desc->fused_combine != MOE_ROUTE_ON && bulk && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
+    if (desc->fused_combine != MOE_ROUTE_ON && (layer->down.inner > MOER_FUSED_INPUTS || layer->down.format > MOE_ROUTE_FORMAT_GGUF) && moer_matrix_has_bulk_tiles(layer, &layer->down)) {
         layer->down_parts = moer_bulk_warps(&layer->down);
         layer->fused_combine = 0;
         return MOE_ROUTE_OK;
