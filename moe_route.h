@@ -4554,7 +4554,7 @@ static const char *const moer_source_13[] = { /* tile.h */
     "    }\n"
     "}\n"
     "\n"
-    "/* sums += a fragment of weights times one of activations, or with BEGIN sums = that. */\n"
+    "/* sums += one fragment times another, or with BEGIN sums = that. */\n"
     "template <bool BEGIN>\n"
     "DEVICE void multiply_fragments(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {\n"
     "    if (BEGIN && X == DTYPE_F16) matrix_product_f16(sums, a, b0, b1);\n"
@@ -5302,10 +5302,7 @@ static const char *const moer_source_18[] = { /* grouped.h */
     "        if (!ALL && m >= fragments) break;\n"
     "        if (!COPIED_WEIGHTS) shared_load_matrices(words, rows + m * 32 * SLICE_CHUNKS * 4, x[m]);\n"
     "#pragma unroll\n"
-    "        for (u32 j = 0; j < COLUMN_FRAGMENTS; j++) {\n"
-    "            if (X == DTYPE_F16) matrix_multiply_f16(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);\n"
-    "            else matrix_multiply_bf16(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);\n"
-    "        }\n"
+    "        for (u32 j = 0; j < COLUMN_FRAGMENTS; j++) multiply_fragments<false>(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);\n"
     "    }\n"
     "}\n"
     "\n"
@@ -8379,7 +8376,7 @@ static const moer_source moer_sources[] = {
     {"dispatch_large.cu", moer_source_38},
     {"slots.cu", moer_source_39},
     {NULL, NULL}};
-static const char moer_sources_digest[] = "7861376b5f0ab10d5803d2c305fea0250948f86b2738e04623fbecc39004dc0e";
+static const char moer_sources_digest[] = "4f5ff4b85f2bd9ed55705948fc66af499848eec1d23d42c3d02e18502803fbea";
 
 /* ---- src/base.c ---- */
 /*

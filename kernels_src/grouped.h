@@ -110,10 +110,7 @@ DEVICE void multiply_16(float (&sums)[ROW_FRAGMENTS][COLUMN_FRAGMENTS][4], Words
         if (!ALL && m >= fragments) break;
         if (!COPIED_WEIGHTS) shared_load_matrices(words, rows + m * 32 * SLICE_CHUNKS * 4, x[m]);
 #pragma unroll
-        for (u32 j = 0; j < COLUMN_FRAGMENTS; j++) {
-            if (X == DTYPE_F16) matrix_multiply_f16(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
-            else matrix_multiply_bf16(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
-        }
+        for (u32 j = 0; j < COLUMN_FRAGMENTS; j++) multiply_fragments<false>(sums[m][j], x[m], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
     }
 }
 

@@ -219,7 +219,7 @@ DEVICE void pair_activations(const u32 (&word)[NUM_PAIRS], u32 (&pair)[NUM_PAIRS
     }
 }
 
-/* sums += a fragment of weights times one of activations, or with BEGIN sums = that. */
+/* sums += one fragment times another, or with BEGIN sums = that. */
 template <bool BEGIN>
 DEVICE void multiply_fragments(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if (BEGIN && X == DTYPE_F16) matrix_product_f16(sums, a, b0, b1);
